@@ -1,20 +1,19 @@
-"""The cost of DiscoLoop's second channel, and which form of it is cheaper.
+"""The cost of DiscoLoop's second channel, chunked and plain.
 
   python benchmarks/bench_decode_embed.py --part=operator
   python benchmarks/bench_decode_embed.py --part=step
   python benchmarks/bench_decode_embed.py --part=paper
 
-`operator` times value and gradient of `decode_embed` alone, the chunked form
-against the reference, at vocabularies of several sizes. `step` times
-a training step (loss, gradient, plain gradient descent) of DiscoLoop against
-the vanilla loop of equal size, at the vocabulary of the two-hop task and at
-that of the language model (arXiv 2607.00341, section 5.1 and appendix B), with
-fewer tokens and a smaller model than the latter's. `paper` compiles the step
-of the language model itself, in bfloat16, and runs nothing. Forms alternate in
-one process, so that they see the same conditions; only ratios within one run
-count. Columns:
+`operator` times value and gradient of `decode_embed` alone, chunked and
+reference, for several vocabulary sizes. `step` times a training step (loss,
+gradient, plain gradient descent) of DiscoLoop against the vanilla loop of equal
+size, with the vocabularies of the two-hop task and of the language model (arXiv
+2607.00341, section 5.1 and appendix B), but fewer tokens and a smaller model
+than the latter's. `paper` compiles the language model's step in bfloat16 and
+runs nothing. Forms alternate in one process under the same conditions; only
+ratios within one run are meaningful. Columns:
 
-  ms, time        median of a call, and as a multiple of the first row's
+  ms, time        median of a call, and its multiple of the first row's
   temp            temporaries of the compiled program, in MiB
   peak            arguments + outputs + temporaries, as a multiple
   flops           floating-point operations of the step, as a multiple, counted
@@ -95,7 +94,7 @@ def main(argv):
 
 
 def operator_rows() -> list[dict]:
-  """The chunked form against the reference by size of the vocabulary."""
+  """The chunked form and the reference, by vocabulary size."""
   rows = []
   for vocab in (1_050, 2_048, 4_096, 8_192, 16_384, 32_768):
     for top_k in (0, 128):
@@ -120,7 +119,7 @@ def _operator(vocab: int, top_k: int, form):
 
 
 def step_rows() -> list[dict]:
-  """Training steps of DiscoLoop against those of the vanilla loop."""
+  """Training steps of DiscoLoop and of the vanilla loop."""
   rows = []
   for name, setting in _STEPS.items():
     rows += _table(_title(name, setting), *_steps(setting, LoopOptions()))
@@ -128,7 +127,7 @@ def step_rows() -> list[dict]:
 
 
 def paper_rows() -> list[dict]:
-  """The same at the size of the language model; compiled only."""
+  """The same at the language model's size; only compiled."""
   forms, flops = _steps(_PAPER, LoopOptions(remat="full"), materialize=False)
   return _table(_title("paper", _PAPER), forms, flops)
 
@@ -154,7 +153,7 @@ def _steps(setting: dict, options: LoopOptions, materialize: bool = True):
 
 
 def _step(family_name, setting, options, top_k, form, materialize):
-  """(compiled step, its arguments, or None for them)."""
+  """(compiled step, its arguments or None)."""
   family = MODELS[family_name]
   changes = {"top_k": top_k} if top_k else {}
   config = family.Config(**setting["sizes"], **changes)
@@ -191,12 +190,12 @@ def _step(family_name, setting, options, top_k, form, materialize):
 
 
 def _flops_ratio(sizes, vocab, length, top_k, kept) -> float:
-  """Products of a training step with Phi over those without.
+  """Ratio of a training step's products with Phi to those without.
 
   A backward pass has two products for each product of the forward pass. Phi
-  over V tokens has 2 products with the table forward and 4 backward, and one
-  more where it has not kept the logits; over k tokens only the logits meet
-  the whole table, forward.
+  over V tokens has 2 products with the table in the forward and 4 in the
+  backward pass, plus one if it recomputes the logits; over k tokens, only the
+  forward pass's logits use the whole table.
   """
   spec = TaskSpec(vocab, length, tuple((0,) for _ in range(length)))
   config = MODELS["looped"].Config(**sizes)
@@ -213,13 +212,13 @@ def _table(title: str, forms: dict, flops: dict) -> list[dict]:
   """Times the forms alternately; prints and returns one row for each.
 
   Args:
-    title: what is measured.
-    forms: (compiled program, function that makes its arguments, None if it is
-      not to run) by name.
+    title: title of the table.
+    forms: by name, (compiled program, function that makes its arguments or None
+      not to run it).
     flops: multiple of the first form's, by name; may be empty.
   """
   seconds = {name: [] for name in forms}
-  for turn in range(_CALLS.value + 1):  # The first one warms up.
+  for turn in range(_CALLS.value + 1):  # The first warms up.
     for name, (compiled, make_arguments) in forms.items():
       if make_arguments is None:
         seconds[name] = [np.nan]

@@ -5,16 +5,16 @@
   python benchmarks/bench_gated_delta.py --part=groups
 
 `rule` times the value and the gradients for all six inputs of `gated_delta` at
-one size: the token scan (the reference), the chunked form, and, where `torch`
-and `transformers` are installed, Qwen3-Next's chunked form in torch with its
-autodiff, on all of torch's threads and on one. `short` compares the two JAX
-forms at few tokens, for the value alone and with gradients, which sets
-`api.LONGEST_BY_TOKEN`. `groups` varies how many chunks are computed at once,
-and their size. All are in float32. Forms alternate in one process, so that
-they see the same conditions; ratios within one run are what counts. Columns:
+one size: the token scan (the reference), the chunked form, and, if `torch` and
+`transformers` are installed, Qwen3-Next's chunked form in torch with autodiff,
+on all of torch's threads and on one. `short` compares the two JAX forms at few
+tokens, with and without gradients, which determines `api.LONGEST_BY_TOKEN`.
+`groups` varies how many chunks are computed at once, and their size. All are in
+float32. Forms alternate in one process under the same conditions; only ratios
+within one run are meaningful. Columns:
 
   ms       median of a call
-  faster   speed, as a multiple of the first row's
+  faster   speed as a multiple of the first row's
   temp     temporaries of the compiled program, in MiB
 """
 
@@ -55,7 +55,7 @@ def main(argv):
 
 
 def rule_rows() -> list[dict]:
-  """Value and gradients of all forms at the size that the flags give."""
+  """Value and gradients of all forms at the flags' size."""
   operands = _operands(_BATCH.value, _TOKENS.value)
   forms = {}
   for name in ("reference", "chunked"):
@@ -142,7 +142,7 @@ def _compiled(form: Callable, operands: list[np.ndarray], gradient: bool):
 
 
 def _torch(operands: list[np.ndarray], threads: int):
-  """As `_compiled`, of the function in `transformers`; None for its bytes."""
+  """As `_compiled`, for the function in `transformers`, with None for bytes."""
   import torch
   from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
@@ -175,9 +175,9 @@ def _torch(operands: list[np.ndarray], threads: int):
 def _table(title: str, forms: dict) -> list[dict]:
   """Times the forms alternately; prints and returns one row for each."""
   seconds = {name: [] for name in forms}
-  for turn in range(_CALLS.value + 1):  # The first one warms up.
+  for turn in range(_CALLS.value + 1):  # The first warms up.
     for name, (call, _) in forms.items():
-      call()  # Pays for freeing the memory of the previous form.
+      call()  # Frees the previous form's memory.
       start = time.perf_counter()
       call()
       if turn:

@@ -1,16 +1,16 @@
-"""What one update of MELT's latents and cache rows moves, and takes.
+"""Traffic and time of one update of MELT's latents and cache rows.
 
   python benchmarks/bench_gated_kv.py --batch=8
   python benchmarks/bench_gated_kv.py --batch=4 --tokens=500
 
-A layer of the 1.4 B model of arXiv 2605.07721 by default. "floor" is each
+By default, a layer of the 1.4 B model of arXiv 2605.07721. "floor" counts each
 operand and result once: weights, x, h, the latent, angles, and the tokens' rows
 of the cache. "moved" is counted from the program: for the TPU kernel, the
 blocks that its grid fetches and stores (a block that stays is not fetched
-again) and the rows that it copies; for the reference, on an accelerator, what
-XLA says that its operations read and write there. The GPU kernels' copies are
-not counted. "ms" is the median of --calls calls, one after another, each on the
-cache of the one before, of the reference and of this accelerator's kernel.
+again) and the rows that it copies; for the reference, on an accelerator, XLA's
+count of bytes accessed. The GPU kernels' copies are not counted. "ms" is the
+median of --calls calls in sequence, each on the previous call's cache, for the
+reference and this accelerator's kernel.
 """
 
 import json
@@ -47,7 +47,7 @@ def main(argv):
     _ROWS.value,
   )
   floor = floor_bytes(shapes)
-  own = _KERNELS.get(jax.default_backend())  # None on a CPU.
+  own = _KERNELS.get(jax.default_backend())  # None on CPUs.
   rows = []
   for form in ("reference", "pallas_tpu", "pallas_gpu"):
     row = {"form": form, "moved_over_floor": None}
@@ -85,14 +85,14 @@ def operands_of(batch, tokens, width, heads, head_width, rows):
 
 
 def floor_bytes(shapes) -> int:
-  """Bytes of every operand and result, of the cache only the tokens' rows."""
+  """Bytes of every operand and result, and of the written rows of the cache."""
   x, *others, _, _ = shapes
   whole = sum(y.size * y.dtype.itemsize for y in jax.tree.leaves([x, others]))
   return whole + x.size * x.dtype.itemsize + _row_bytes(shapes)
 
 
 def _row_bytes(shapes) -> int:
-  """Of the cache rows that are written."""
+  """Bytes of the written cache rows."""
   keys, _ = shapes[4]
   num_tokens = shapes[0].shape[0] * shapes[0].shape[1]
   return 2 * num_tokens * keys.shape[2] * keys.shape[3] * keys.dtype.itemsize
@@ -119,7 +119,7 @@ def tpu_bytes(shapes) -> int:
 
 
 def _place(block, step):
-  """Indices of the block that a step of the grid sees."""
+  """Indices of a grid step's block."""
   index_map = block.index_map_jaxpr
   unused = [None] * (len(index_map.in_avals) - len(step))  # Prefetched scalars.
   indices = [np.int32(i) for i in step]
@@ -127,7 +127,7 @@ def _place(block, step):
 
 
 def _calls(jaxpr, name):
-  """Equations of a primitive, in all inner programs too."""
+  """Equations of a primitive, including inner programs."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == name:
       yield equation
@@ -153,7 +153,7 @@ def timed(program, shapes) -> float:
     begin = time.perf_counter()
     _, cache = jax.block_until_ready(program(*operands, cache, start))
     seconds.append(time.perf_counter() - begin)
-  return float(np.median(seconds[1:]))  # The first one warms up.
+  return float(np.median(seconds[1:]))  # The first warms up.
 
 
 if __name__ == "__main__":

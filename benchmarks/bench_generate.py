@@ -1,35 +1,36 @@
-"""Generated tokens a second, each part against the form that it replaces.
+"""Generated tokens per second, each part against the form that it replaces.
 
   python benchmarks/bench_generate.py --parts=cache,slots,exits,torch
 
   cache   256 tokens of one text: the engine, and a full forward pass over the
           whole text for every token (both compiled; the same greedy tokens)
-  slots   64 requests of mixed lengths: 32 slots, 8, and one after another
+  slots   64 requests of mixed lengths: 32 slots, 8, and one at a time
   wide    the same with width 512 and 8 layers, 32 requests
-  steps   CPU milliseconds of a step of each of --batches rows, in calls of
-          eight, by places that attention reads, and by how loops are compiled
-  exits   full depth, half by num_loops, and by a gate that leaves there, one
-          text and eight; with --workdir of a run --exit_rule at each of
-          --thresholds, with the loss on --rows rows of its test split that are
-          read token by token with the same exits
-  depth   mixed requests whose loops differ: rows that wait for each other, and
-          where the engine's rule says so rows in different loops; width 512,
-          or --workdir of a run, with a gate at each of --thresholds as well
-  drafts  greedy texts of --workdir (zoo:novels) with each number of loops that
-          can draft, and without drafts, by calls of 8 tokens, the default, and
-          of 16, as many as a call with drafts may write; the same tokens
-  reads   what drafts can save: reading n tokens at once, with all loops and
-          with the later half, against one, which a call repeats 64 times
-  prefix  time to the first token after a prompt of --prompt_length tokens: read
-          anew, after a shared beginning of all but its last 16 tokens, and
-          without prefixes; every turn has a new prompt
+  steps   CPU milliseconds of a step for each of --batches rows, in calls of
+          eight, by span of attention, and by how loops are compiled
+  exits   full depth, half by num_loops, and half by a gate that exits there,
+          for one text and eight; with --workdir, a run's --exit_rule at each of
+          --thresholds, with the loss on --rows rows of its test split decoded
+          with the same exits
+  depth   mixed requests whose loops differ: rows that wait for each other, and,
+          where the engine's rule allows it, rows in different loops; width 512,
+          or the run in --workdir, also with a gate at each of --thresholds
+  drafts  greedy texts of --workdir (zoo:novels) with each number of draft
+          loops, and without drafts, in calls of 8 tokens, the default, and of
+          16, the maximum of a call with drafts; the same tokens
+  reads   the potential of drafts: n tokens in one forward pass, with all loops
+          and with the later half, against one token; a call repeats each 64
+          times
+  prefix  time to the first token after a prompt of --prompt_length tokens: new,
+          with a cached prefix of all but its last 16 tokens, and without prefix
+          caching; every turn has a new prompt
   torch   width 512, 8 layers, 4 loops, texts of 64 + 64 tokens: the engine, and
-          plain PyTorch with a cache of its own that is as long as the text;
-          batch 1 and 8, the same weights and greedy tokens
+          plain PyTorch with a cache as long as the text; batch 1 and 8, the
+          same weights and greedy tokens
 
-Forms take turns in one process after a turn that compiles; "seconds" are all
-turns, and a rate is that of the median. "cpu_seconds" are those of the process,
-for a machine that has other work.
+Forms take turns in one process after a turn that compiles; "seconds" lists all
+turns, and rates use the median. "cpu_seconds" is the process's CPU time, for
+busy machines.
 """
 
 import functools
@@ -118,7 +119,7 @@ def compare(part, forms, num_tokens, *, same=True):
 
 
 def make_model(sizes, length, **changes):
-  """(graphdef, parameters) whose predictions are not all alike."""
+  """(graphdef, parameters) with varied predictions."""
   config = looped.Config(
     **sizes, mlp="swiglu", mlp_ratio=2.75, init_std=0.05, **changes
   )
@@ -174,17 +175,17 @@ def cache():
 
 
 def slots():
-  """Mixed requests together, and one after another."""
+  """Mixed requests together, and one at a time."""
   return together("slots", TINY, 64, 128, 256)
 
 
 def wide():
-  """As `slots`, with a model whose weights no processor keeps in its caches."""
+  """As `slots`, with a model whose weights do not fit in processor caches."""
   return together("wide", LARGE, 32, 48, 128)
 
 
 def together(part, model, num, most, max_tokens):
-  """Rates of `num` requests of up to `most` tokens, by number of slots."""
+  """Rates for `num` requests of up to `most` tokens, by number of slots."""
   graphdef, params = make_model(model, max_tokens)
   sizes = np.random.default_rng(1).integers(16, most + 1, num).tolist()
   asked = [
@@ -204,7 +205,7 @@ def together(part, model, num, most, max_tokens):
 
 
 def steps():
-  """The least CPU time of a step with full slots."""
+  """The minimum CPU time of a step with full slots."""
   graphdef, params = make_model(TINY, 256)
   rows = []
   for size in map(int, _BATCHES.value):
@@ -266,7 +267,7 @@ def exits():
     )
   else:
     graphdef, params = make_model(TINY, 256, exit_gate="joint")
-    # After two loops the chance of an exit so far is 0.75.
+    # The exit probability after two loops is 0.75.
     params["exit_gate"] = jax.tree.map(jnp.zeros_like, params["exit_gate"])
     forms = {
       "half, by num_loops": {"num_loops": 2},
@@ -342,10 +343,10 @@ def depth():
 
 
 def read_out(language_model, num_loops=None, exit_threshold=1.0):
-  """Loss and loops of test rows, read token by token with exits.
+  """Loss and loops of test rows, decoded token by token with exits.
 
-  Of the first document of each row: a row of a cache is one. "error" is the
-  standard error of the loss over rows.
+  Uses the first document of each row, because a cache row holds one. "error" is
+  the standard error of the loss over rows.
   """
   settings = trained.read(pathlib.Path(_WORKDIR.value)).settings
   dataset = settings.task_module.make_dataset(
@@ -395,7 +396,7 @@ def trained_model():
 
 
 def drafts():
-  """All loops, and fewer that draft for them."""
+  """Decoding with and without self-speculative drafts."""
   num, rows, language_model = 200, [], trained_model()
   loops = language_model.call["num_loops"]
   openings = ("It was the best of ", "She had never seen ", "The captain said")
@@ -430,7 +431,7 @@ def drafts():
 
 
 def reads():
-  """Several tokens at once, and one."""
+  """Forward passes over several tokens, and over one."""
   language_model, repeated = trained_model(), 64
   loops = language_model.call["num_loops"]
   half, reading = loops // 2, looped.FAMILY.reading
@@ -470,7 +471,7 @@ def reads():
 
 
 def prefix():
-  """The first token after a prompt that was read before, and after others."""
+  """Time to the first token with and without a cached prefix."""
   language_model, length = trained_model(), _PROMPT_LENGTH.value
   engines = [
     source.make_engine(
@@ -480,7 +481,7 @@ def prefix():
   ]
   generator = np.random.default_rng(0)
   seconds = {"read": [], "shared": [], "without prefixes": []}
-  for _ in range(_TURNS.value + 2):  # In the first turns it compiles.
+  for _ in range(_TURNS.value + 2):  # The first turns compile.
     text = generator.integers(0, 256, length + 16).tolist()
     one, other = text[:length], text[: length - 16] + text[length:]
     found = []
@@ -510,7 +511,7 @@ def prefix():
 
 def torch():
   """The engine, and plain PyTorch."""
-  import torch_looped  # Beside this file.
+  import torch_looped  # In this folder.
 
   num, rows = 64, []
   graphdef, params = make_model(LARGE, 128)

@@ -4,9 +4,9 @@
 
 Writes a folder of the Hub with the tensors of a preset of configs/lm_looped.py,
 random numbers in bfloat16, and imports it in separate processes: "read" is what
-`loopjax.generate --hub` does, "import" is `loopjax.hub import`, which writes a
-checkpoint as well. "peak" is the most memory that the process held (VmHWM), and
-what it held before, as multiples of the safetensors' size.
+`loopjax.generate --hub` does, "import" is `loopjax.hub import`, which also
+writes a checkpoint. "peak" is the process's peak memory (VmHWM), and the memory
+before the import, as multiples of the safetensors' size.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def make(folder: pathlib.Path, preset: str) -> None:
   settings = config_lib.resolve(presets.read(path)["get_config"](preset))
   _, shapes = program_lib.abstract_model(settings)
   random = np.random.default_rng(0).normal(0.0, 0.02, 2**20).astype(np.float32)
-  # Views of a few numbers, so that only a file's own tensors need memory.
+  # Views of a few numbers: only one file's tensors need memory.
   params = jax.tree.map(
     lambda x: np.broadcast_to(random[: x.shape[-1]], x.shape), shapes
   )
@@ -51,7 +51,7 @@ def make(folder: pathlib.Path, preset: str) -> None:
   tokenizers.Tokenizer(model).save(str(folder / convert.TOKENIZER))
   content = convert.config_of(layout, settings.model, vocab_size)
   content |= {"max_position_embeddings": 4096, "eos_token_id": 0}
-  # Last, so that a folder that has one is complete.
+  # Written last: its presence marks a complete folder.
   (folder / "config.json").write_text(json.dumps(content))
 
 
@@ -76,7 +76,7 @@ def measure(folder: pathlib.Path, part: str, dtype: str) -> None:
 
 
 def _peak() -> int:
-  """Peak memory of this process so far, bytes."""
+  """Peak memory of this process so far, in bytes."""
   status = pathlib.Path("/proc/self/status").read_text()
   return int(status.split("VmHWM:")[1].split()[0]) * 1024
 

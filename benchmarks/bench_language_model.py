@@ -5,13 +5,13 @@
 
 Both sides take optimizer steps on the same random tokens, in float32 and on the
 CPU: forward, backward and AdamW, without dropout and clipping. Ours is the
-family `transformer` with one copy of its stack, through the training step that
-runs use, which also has the norms of the gradients and leaves out bad steps.
-GPT-2 has learned positions, layer norms and biases where ours has rotary
-positions, RMS norms and none; attention is PyTorch's fused kernel, and so is
-AdamW. Steps take turns in one process, so that both sides see the same machine;
-the ratio of one run is what counts. On a busy machine wall time depends on who
-else runs; run it on one core (`taskset -c 0`) and compare the CPU time.
+family `transformer` with one copy of its stack, with the train step of real
+runs, which also computes gradient norms and skips bad steps. GPT-2 has learned
+positions, layer norms and biases; ours has rotary positions, RMS norms and no
+biases; attention is PyTorch's fused kernel, and so is AdamW. Steps take turns
+in one process under the same conditions; only ratios within one run are
+meaningful. On a busy machine, run it on one core (`taskset -c 0`) and compare
+CPU time.
 """
 
 import json
@@ -50,7 +50,7 @@ def main(argv):
     for name, (step, _) in sides.items():
       start = time.perf_counter(), time.process_time()
       losses[name].append(step())
-      if turn >= 2:  # The first ones warm up.
+      if turn >= 2:  # The first two warm up.
         seconds[name].append(time.perf_counter() - start[0])
         busy[name].append(time.process_time() - start[1])
   rows = {
@@ -75,7 +75,7 @@ def main(argv):
 
 
 def quantiles(seconds):
-  """Least, median and largest, in ms."""
+  """Minimum, median and maximum, in ms."""
   return [round(1e3 * x, 1) for x in np.quantile(seconds, (0, 0.5, 1))]
 
 

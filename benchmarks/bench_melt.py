@@ -1,13 +1,13 @@
-"""Training steps of MELT beside those of the looped model that it comes from.
+"""Training steps of MELT and of the looped model from which it starts.
 
   python benchmarks/bench_melt.py
 
-The looped model trains on whole rows at once; MELT goes chunk by chunk, without
-a teacher, with one, and with one whose attention it is aligned to (phase 2); or
-it reads every row again as decoding does, after chunks or after the whole row.
-All have the sizes of the preset, steps are whole ones, with the optimizer, on
-tokens without meaning, and the programs alternate in one process, so that they
-see the same conditions; ratios within one run are what counts. Columns:
+The looped model trains on whole rows; MELT trains chunk by chunk without a
+teacher, with a teacher, and with alignment to the teacher's attention (phase
+2); or it recomputes every row as in decoding, after chunks or after the whole
+row. All have the preset's sizes. Steps are complete, with the optimizer, on
+random tokens. Programs alternate in one process under the same conditions; only
+ratios within one run are meaningful. Columns:
 
   ms      median of a step
   speed   tokens per second, as a multiple of the looped model's
@@ -53,7 +53,7 @@ def main(argv):
   forms = list(FORMS.items())[: _FORMS.value]
   steps = {name: step_of(changes) for name, changes in forms}
   seconds = {name: [] for name in steps}
-  for turn in range(_CALLS.value + 1):  # The first one warms up.
+  for turn in range(_CALLS.value + 1):  # The first warms up.
     for name, (call, _) in steps.items():
       start = time.perf_counter()
       call()
@@ -96,7 +96,7 @@ def settings_of(changes):
 
 
 def step_of(changes):
-  """(one training step that waits for its result, bytes of temporaries)."""
+  """(a training step that waits for its result, bytes of temporaries)."""
   settings = settings_of(changes)
   teacher = settings_of(FORMS["looped"]) if settings.run.teacher else None
   program = program_lib.make_program(settings, teacher=teacher)
@@ -107,7 +107,7 @@ def step_of(changes):
   tokens = settings.spec.vocab_size - settings.spec.num_padding_tokens
 
   def filled(shape):
-    """Of one step."""
+    """Bytes of temporaries of one step."""
     random = np.random.default_rng(0)
     return random.integers(0, tokens, (1, *shape.shape)).astype(shape.dtype)
 
@@ -125,7 +125,7 @@ def step_of(changes):
 
 
 def drawn(shapes):
-  """Numbers in the place of a program that draws parameters."""
+  """Constant parameters instead of compiling an initialiser."""
   random = np.random.default_rng(0)
 
   def one(shape):

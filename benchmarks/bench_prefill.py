@@ -1,13 +1,13 @@
-"""Prompts that are read with fewer loops: what that costs, and what it saves.
+"""Prefill with fewer loops: cost in quality and savings in time.
 
 python benchmarks/bench_prefill.py --texts=DIRECTORY --rows=256
 
 quality  bits per byte of the second half of rows of the test split of
-         `zoo:novels`, whose texts are in DIRECTORY. The first half is read as
-         a prompt is, by each number of loops and for each of `exits.KEPT`
-         that fills the others, its last token and the second half with all
-         loops. "shallow": both halves with so few. "error" is the standard
-         error over rows of the difference to all loops
+         `zoo:novels`, whose texts are in DIRECTORY. The first half is
+         prefilled with each number of loops and each of `exits.KEPT` that
+         fills the others; its last token and the second half use all loops.
+         "shallow": both halves with fewer loops. "error" is the standard error
+         over rows of the difference from all loops
 first    seconds to the first token after a prompt of --prompt_length tokens;
          forms take turns in one process, after a turn that compiles
 """
@@ -53,7 +53,7 @@ def main(argv):
 
 
 def quality():
-  """Bits per byte after prompts that fewer loops read."""
+  """Bits per byte after prefill with fewer loops."""
   os.chdir(_TEXTS.value)
   run = trained.read(WORKDIR)
   settings, model = run.settings, language_model_lib.load(WORKDIR)
@@ -69,7 +69,7 @@ def quality():
   most, held = model.call["num_loops"], length // 2 - 1
 
   def scorer(kept, whole):
-    """(loops of the prompt -> bits per byte of each row, compiled)."""
+    """Compiled function: loops of the prompt -> bits per byte of each row."""
 
     @jax.jit
     def score(params, fewer):

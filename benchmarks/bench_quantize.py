@@ -1,16 +1,16 @@
-"""Weights in 8 and 4 bits beside bfloat16 and float32.
+"""Weights in 8 and 4 bits compared with bfloat16 and float32.
 
   python benchmarks/bench_quantize.py --texts=DIRECTORY --rows=256
 
   quality  bits per byte of `zoo:novels` on rows of its test split, whose texts
            are in DIRECTORY, with all loops; "error" is the standard error over
-           rows, of the difference from float32 too
-  speed    tokens a second of the engine, greedy: `zoo:novels`, and untrained
-           weights of width 512, 8 layers, 4 loops; by turns in one process
-  memory   bytes of the weights, and what the compiled program that writes
-           tokens takes: arguments (weights and cache) and temporaries
+           rows, also of the difference from float32
+  speed    tokens per second of the engine, greedy: `zoo:novels`, and untrained
+           weights of width 512, 8 layers, 4 loops; in turns in one process
+  memory   bytes of the weights, and memory of the compiled decode program:
+           arguments (weights and cache) and temporaries
 
-The precision of products is that of the name's second part.
+The second part of a name is the precision of products.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import json
 import os
 import pathlib
 
-import bench_generate  # Beside this file.
+import bench_generate  # In this folder.
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +80,7 @@ def novels():
 
 
 def quality():
-  """Bits per byte of every form, and what they are more than in float32."""
+  """Bits per byte of every form, and the difference from float32."""
   os.chdir(_TEXTS.value)
   run, models = novels()
   size = bench_generate._ROWS.value
@@ -122,7 +122,7 @@ def quality():
 
 
 def speed(size):
-  """Tokens a second and memory of every form."""
+  """Tokens per second and memory of every form."""
   if size == "novels":
     _, models = novels()
   else:
@@ -149,7 +149,7 @@ def speed(size):
 
 
 def of_program(engine, params):
-  """Bytes that writing tokens takes."""
+  """Memory of decoding, in bytes."""
   program = engine._programs.decode.lower(
     engine._params, engine._state, np.ones(engine.num_slots, bool), num_top=0,
     span=128, with_exits=False,

@@ -1,17 +1,17 @@
-"""Continuations scored a second: in batches by length, and one at a time.
+"""Continuations scored per second: in batches by length, and one at a time.
 
   python benchmarks/bench_scorer.py --requests=FILE.jsonl.gz
 
 A looped model with random parameters scores the continuations of a request file
-of OLMES (`loopjax.eval`), or made-up ones of the lengths of questions with four
-choices. Forms take turns in one process, after a turn that compiles.
+of OLMES (`loopjax.eval`), or synthetic ones with the lengths of questions with
+four choices. Forms take turns in one process, after a turn that compiles.
 
   batches      `loopjax.eval.scorer.Scorer`
-  single       one at a time by the logits of all its tokens, padded to the same
+  single       one at a time from the logits of all tokens, padded to the same
                lengths
   single_full  the same, padded to the context length: one program
 
-"cpu_seconds" are those of the process, for a machine that has other work.
+"cpu_seconds" is the process's CPU time, for busy machines.
 """
 
 import json
@@ -62,7 +62,7 @@ def main(argv):
     for form, run in forms.items():
       start, cpu_start = time.perf_counter(), time.process_time()
       found[form] = run()
-      if turn:  # The first one compiles.
+      if turn:  # The first compiles.
         seconds[form].append(time.perf_counter() - start)
         cpu_seconds[form].append(time.process_time() - cpu_start)
   rows = [
@@ -95,7 +95,7 @@ def main(argv):
 def single(
   language_model: LanguageModel, asked: list[ScoringRequest], row_length
 ):
-  """Scores each request by itself, in a row of `row_length(its length)`."""
+  """Scores each request separately, in a row of `row_length(its length)`."""
 
   @jax.jit
   def score(params, inputs, targets):
@@ -155,7 +155,7 @@ def make_language_model() -> LanguageModel:
 
 
 def make_requests() -> list[ScoringRequest]:
-  """Continuations to score, from a file or made up."""
+  """Continuations to score, from a file or synthetic."""
   if _REQUESTS.value:
     items = requests.read(pathlib.Path(_REQUESTS.value)).items
     pairs = [

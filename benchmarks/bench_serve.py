@@ -1,4 +1,4 @@
-"""Streams from a running server, one after another and all at once.
+"""Streams from a running server, one at a time and all at once.
 
   python -m loopjax.serve runs/lm --slots=16 --max_waiting=64
   python benchmarks/bench_serve.py --streams=64
@@ -6,17 +6,16 @@
   python benchmarks/bench_serve.py --rates=2,4,8 --streams=64
   python benchmarks/bench_serve.py --trial=1000 --pid=PID
 
-Prints one JSON object: tokens a second, and seconds until the first token and
-until the end of a stream (median and 95th percentile). Streams are warmed up,
-so that nothing is compiled while it is timed.
+Prints one JSON object: tokens per second, and seconds until the first token and
+until the end of a stream (median and 95th percentile). Warm-up streams compile
+everything before timing starts. With --rates, requests arrive at these mean
+rates per second, independently of each other and of the answers; "between" is
+the time between two parts of a stream that have text. Requests refused because
+the queue is full are counted.
 
-With --rates, so many requests arrive a second on average, independently of each
-other and of the answers; "between" is the time between two parts of a stream
-that have text. A request that is refused because the queue is full is counted.
-
-With --trial, so many requests arrive, eight at a time, of which every sixth has
-a mistake and every sixth is broken off; the others have the text that they have
-alone, or are "mixed_up". "memory_mib" is that of the process PID.
+With --trial, this many requests arrive, eight at a time: every sixth is invalid
+and every sixth is cancelled; the others must have the same text as alone, or
+count as "mixed_up". "memory_mib" is the memory of process PID.
 """
 
 import argparse
@@ -67,7 +66,7 @@ async def ask(client: httpx.AsyncClient, seed: int, options) -> dict:
 
 
 async def arriving(client: httpx.AsyncClient, rate: float, options) -> dict:
-  """Streams that arrive at a rate, whether others have ended or not."""
+  """Streams that arrive at a rate, independently of other streams."""
   generator = np.random.default_rng(0)
   started, tasks = time.monotonic(), []
   for seed, wait in enumerate(generator.exponential(1 / rate, options.streams)):
@@ -94,15 +93,15 @@ async def arriving(client: httpx.AsyncClient, rate: float, options) -> dict:
 
 
 def memory_mib(pid: int) -> float:
-  """Memory of a process that is not shared with files."""
+  """Memory of a process, except pages shared with files."""
   with open(f"/proc/{pid}/status") as file:
     lines = dict(line.split(":", 1) for line in file)
   return int(lines["RssAnon"].split()[0]) / 1024
 
 
 async def trial(client: httpx.AsyncClient, options) -> dict:
-  """Requests of which some are wrong, and some are broken off."""
-  kinds = 16  # Of right requests: prompts, seeds and lengths.
+  """Requests, some of them invalid and some cancelled."""
+  kinds = 16  # Valid requests: prompts, seeds and lengths.
 
   def asked(number: int) -> dict:
     kind = number % kinds
@@ -133,7 +132,7 @@ async def trial(client: httpx.AsyncClient, options) -> dict:
         body = {**asked(number), "max_tokens": 100, "stream": True}
         async with client.stream("POST", "/v1/completions", json=body) as it:
           async for _ in it.aiter_lines():
-            break  # The stream is closed after its first line.
+            break  # Cancels after the first line.
         counts["broken_off"] += 1
       else:
         text = await text_of(number)
@@ -194,7 +193,7 @@ async def run(options) -> dict:
       return list(await asyncio.gather(*asked))
 
     await together(options.streams)
-    for seed in range(2):  # Prompts that arrive alone have other programs.
+    for seed in range(2):  # Single prompts use other programs.
       await ask(client, seed, options)
     if options.rates:
       rates = map(float, options.rates.split(","))

@@ -5,23 +5,22 @@
 
 Figure 6 of "Language Models Need Sleep" (arXiv 2605.26099): tokens per second
 by window length L with one pass, and by passes N with windows of one length.
-Windows are read one after another, so short ones leave a device idle; N passes
-should cost N times as much except for what is read once. A step is loss and
-gradient on random tokens, all predicted. Forms alternate in one process; their
-ratios are what counts. Windows are read
+Windows are processed one after another: short windows underuse a device. N
+passes should cost N times as much, except for the parts that run once. A step
+is loss and gradient on random tokens, all predicted. Forms alternate in one
+process; only their ratios are meaningful. Windows are processed
 
-  hard      one after another, each dropped whole
-  sliding   one after another, but for their last L - 1 tokens
-  parallel  all at once: the same sliding-window hybrid, whose attention has the
-            windows as a batch; it computes what "sliding" computes, which is
-            checked first
+  hard      one after another, each evicted as a whole
+  sliding   one after another, keeping the last L - 1 tokens
+  parallel  all at once: the same sliding-window hybrid, with the windows as a
+            batch for attention; checked first to equal "sliding"
 
 With L = T there is one window, the hybrid with full attention. Columns:
 
   ms       median of a step
-  cpu      the same in CPU time of the process, for a machine with other work
+  cpu      the same in CPU time of the process, for busy machines
   tokens   thousands per second
-  ratio    of tokens per second to the first row's
+  ratio    tokens per second divided by the first row's
   temp     temporaries of the compiled program, in MiB
 """
 
@@ -63,7 +62,7 @@ _READ = ("hard", "sliding", "parallel")
 
 
 class Form(NamedTuple):
-  """How a sequence is read. remat: of what is read in one go."""
+  """How a sequence is processed. remat: policy for a part processed at once."""
 
   window: int
   read: str = "hard"
@@ -98,7 +97,7 @@ def _table(title: str, forms: dict[str, Form]) -> list[dict]:
   """Times the forms alternately; prints and returns one row for each."""
   steps = {name: _compiled(form) for name, form in forms.items()}
   seconds: dict[str, list[np.ndarray]] = {name: [] for name in forms}
-  for turn in range(_CALLS.value + 1):  # The first one warms up.
+  for turn in range(_CALLS.value + 1):  # The first warms up.
     for name, (call, _) in steps.items():
       start = np.array([time.perf_counter(), time.process_time()])
       call()
@@ -140,7 +139,7 @@ def _compiled(form: Form):
 
 
 def _check_parallel(window: int) -> None:
-  """Raises AssertionError unless the parallel form has the loss in turn."""
+  """Raises AssertionError unless the parallel form has the sequential loss."""
   losses = []
   for read in _READ[1:]:
     form = Form(window, read)
@@ -167,7 +166,7 @@ def _make(form: Form) -> tuple[nnx.GraphDef, Any]:
     window=window,
     num_passes=form.passes,
     eviction="hard" if form.read == "hard" else "sliding",
-    # Convolutions that begin anew in every window cannot be read at once.
+    # Convolutions that restart in every window cannot run in parallel.
     carry_convolutions=form.read != "hard",
     precision=_PRECISION.value,
   )
@@ -204,10 +203,10 @@ def _loss_of(form: Form, graphdef: nnx.GraphDef) -> Any:
 
 
 def _parallel(model: sleep.Model, inputs: Array) -> Array:
-  """What is read out of all tokens, [B, T, D]: attention to L tokens each.
+  """Final hidden states of all tokens, [B, T, D], each attending to L tokens.
 
-  Attention has all windows as a batch, each after the one before it; the
-  layers of fast weights read all tokens in one go.
+  Attention has all windows as a batch, each with its predecessor; fast-weight
+  layers process all tokens at once.
   """
   config, length = model.config, model.config.window
   batch = len(inputs)
@@ -272,7 +271,7 @@ def _draw(by_window: list[dict], by_passes: list[dict]) -> None:
 
 
 def _draw_rates(axes, rows, key: str, label: str, color) -> None:
-  """Thousand tokens a second over a setting."""
+  """Plots thousands of tokens per second over a setting."""
   rates = [row["tokens_per_second"] / 1e3 for row in rows]
   axes.plot([row[key] for row in rows], rates, "o-", color=color, label=label)
   axes.set_ylim(bottom=0)

@@ -2,10 +2,10 @@
 
 python benchmarks/bench_sudoku_files.py --folder=DIR [--rows=3831994]
 
-Writes files of the size of Sudoku-Extreme (packaged 9x9 puzzles, turned and
-renamed; plain training file, gzip test file), and reads them as training does,
-in separate processes: a first start, a second one, and one that continues
-through a tenth of an epoch (which touches all of the file).
+Writes files of the size of Sudoku-Extreme (symmetric variants of packaged 9x9
+puzzles; plain training file, gzip test file), and loads them as training does,
+in separate processes: a first start, a second start, and one that continues for
+a tenth of an epoch (which touches the whole file).
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 from loopjax.data import pipeline
 from loopjax.data.sudoku import bank, symmetry, task
 
-ROWS, TEST_ROWS = 3_831_994, 422_786  # Of Sudoku-Extreme.
+ROWS, TEST_ROWS = 3_831_994, 422_786  # As in Sudoku-Extreme.
 _CHUNK = 20_000
 _PARTS = ("first start", "second start", "a tenth of an epoch")
 
@@ -83,7 +83,7 @@ def measure(train: pathlib.Path, test: pathlib.Path, part: str) -> None:
 
 
 def _peak() -> int:
-  """Peak memory of this process so far, MiB."""
+  """Peak memory of this process so far, in MiB."""
   status = pathlib.Path("/proc/self/status").read_text()
   return int(status.split("VmHWM:")[1].split()[0]) // 1024
 

@@ -2,12 +2,12 @@
 
 python benchmarks/bench_text.py --folder=DIR --text=FILE... [--tokenizer=FILE]
 
-Repeats the files of text up to sizes of --mib and packs the result as training
-does, in bytes and in the tokens of a `tokenizer.json`, each in a process of its
-own with an empty cache. "one core" works in that process alone, and its rate is
-per second of CPU time; "all cores" starts more, and its memory is that of all
+Repeats the text files up to the sizes of --mib and packs the result as training
+does, as bytes and as tokens of a `tokenizer.json`, each in a separate process
+with an empty cache. "one core" uses only that process, and its rate is per
+second of CPU time; "all cores" starts more, and its memory is the sum over all
 of them (PSS). The bare tokenizer encodes the same documents in the same batches
-and drops the result.
+and discards the result.
 """
 
 import argparse
@@ -25,11 +25,11 @@ import tokenizers
 
 from loopjax.data.text import corpus, documents, files, preparation, task
 
-_BATCH = 1 << 20  # Characters that the bare tokenizer encodes at a time.
+_BATCH = 1 << 20  # Characters per batch of the bare tokenizer.
 
 
 def make(path: pathlib.Path, text: list[pathlib.Path], mib: int) -> None:
-  """Writes about so many MiB of text."""
+  """Writes about this many MiB of text."""
   parts = [file.read_bytes() for file in text]
   left = mib << 20
   with open(path, "wb") as file:
@@ -96,7 +96,7 @@ def _encode(path: pathlib.Path, name: str) -> int:
 
 
 def _watch(peaks: list[int]) -> None:
-  """Appends the memory of this process and of those it started, MiB."""
+  """Appends the memory of this process and its descendants, in MiB."""
   while True:
     parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
@@ -104,7 +104,7 @@ def _watch(peaks: list[int]) -> None:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         parents[int(folder.name)] = int(fields[1])
     tree, total = [os.getpid()], 0
-    for process in tree:  # Which grows.
+    for process in tree:  # The list grows.
       tree += [child for child, parent in parents.items() if parent == process]
       with contextlib.suppress(OSError, IndexError):
         text = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text()
@@ -114,7 +114,7 @@ def _watch(peaks: list[int]) -> None:
 
 
 def _peak_mib() -> int:
-  """Peak memory of this process so far, MiB."""
+  """Peak memory of this process so far, in MiB."""
   status = pathlib.Path("/proc/self/status").read_text()
   return int(status.split("VmHWM:")[1].split()[0]) // 1024
 

@@ -1,15 +1,15 @@
-"""What read-out and cross-entropy cost by chunks, against the plain form.
+"""The cost of chunked and of plain read-out and cross-entropy.
 
   python benchmarks/bench_token_loss.py --width=128
   python benchmarks/bench_token_loss.py --loops=4 --vocab=49152 --tokens=1024
 
-Times value and gradient of the mean loss, at the vocabulary of the language
-model of arXiv 2607.00341 (appendix B) and 4,096 tokens; with several loops, of
-Ouro's expected loss over exits (arXiv 2510.25741, section 3.3), in which every
-token is read out after each loop. Forms take turns in one
-process, so that they see the same machine; ratios of one run are what counts,
-on a busy machine those of the CPU time on one core (`taskset -c 0`).
-"Peak" is arguments, outputs and temporaries of the compiled program.
+Times value and gradient of the mean loss, with the language model's vocabulary
+of arXiv 2607.00341 (appendix B) and 4,096 tokens; with several loops, of Ouro's
+expected loss over exits (arXiv 2510.25741, section 3.3), which reads out every
+token after each loop. Forms take turns in one process under the same
+conditions; only ratios within one run are meaningful, on a busy machine ratios
+of CPU time on one core (`taskset -c 0`). "Peak" is arguments, outputs and
+temporaries of the compiled program.
 """
 
 import json
@@ -59,7 +59,7 @@ def main(argv):
     for form, program in forms.items():
       start = time.perf_counter(), time.process_time()
       jax.block_until_ready(program(*operands))
-      if turn:  # The first one warms up.
+      if turn:  # The first warms up.
         seconds[form].append(time.perf_counter() - start[0])
         busy[form].append(time.process_time() - start[1])
   rows = []
@@ -79,7 +79,7 @@ def main(argv):
 
 
 def compiled(form, operands):
-  """Value and gradient of the mean loss, or of that of exits."""
+  """Value and gradient of the mean loss, or of the expected loss over exits."""
 
   def loss(hidden, table, gate, targets):
     every = jnp.broadcast_to(targets, hidden.shape[:-1])

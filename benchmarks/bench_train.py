@@ -2,25 +2,26 @@
 
   python benchmarks/bench_train.py --config=configs/sudoku_utm.py:tiny
 
-Every number is for this process on this machine; compare two configs or two
+Numbers are for this process on this machine; compare two configs or two
 revisions only within one session. Fields:
 
   start_seconds       trace, lower and compile the train call (cold), or load it
-                      from the persistent cache (warm: run the command twice
-                      with --cache=DIR)
+                      from the persistent cache (warm: run twice with
+                      --cache=DIR)
   compile_seconds     only the compilation
-  device_step_ms      one step when the batch is already on the device
+  device_step_ms      one step with the batch already on the device
   loop_step_ms        one step of the training loop as `train` runs it: data,
                       transfer, dispatch, metrics
-  matrix_gflops       rate of a 388 x 512 x 1365 float32 product, the best of
-                      those between the timed calls
-  matrix_share        FLOP/s of the fastest step, counted by the family's costs,
-                      over that rate
+  matrix_gflops       rate of a 388 x 512 x 1365 float32 product, the best
+                      between the timed calls
+  matrix_share        FLOP/s of the fastest step by the family's costs, divided
+                      by matrix_gflops
   host_share          1 - device_step_ms / loop_step_ms
-  data_wait_fraction  share of the loop spent waiting for the next batch
+  data_wait_fraction  fraction of the loop spent waiting for the next batch
   data_alone_per_s    examples per second of the input pipeline alone
   peak_bytes          arguments + outputs + temporaries of the compiled program
-  eval_*              the evaluation step, scan against while, same parameters
+  eval_*              the evaluation step with scan and with while, same
+                      parameters
 """
 
 import json
@@ -44,8 +45,8 @@ from loopjax.train import loop as train_loop
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.")
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed calls; 0 to compile only.")
 _CACHE = flags.DEFINE_string("cache", None, "Compilation cache directory.")
-# Rows, inputs and outputs of a product whose rate the step's is compared with:
-# the MLP of 4 boards of 9x9 cells with 16 memory tokens at width 512.
+# Rows, inputs and outputs of the reference product: the MLP of 4 boards of 9x9
+# cells with 16 memory tokens at width 512.
 _PRODUCT = (388, 512, 1365)
 
 
@@ -89,7 +90,7 @@ def main(argv):
 def _time_loop(program, compiled, state, batches, put):
   """Times calls on a batch already on the device, and calls as in training.
 
-  They alternate with the product, so that all see the same conditions.
+  They alternate with the product, under the same conditions.
   """
   run, product = program.settings.run, _make_product()
   state, values = compiled(state, batches, {})

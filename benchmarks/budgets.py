@@ -1,10 +1,10 @@
-"""Counts of compiled train steps beside their budgets; compiles, runs nothing.
+"""Compares counts of compiled train steps with budgets; runs nothing.
 
   python benchmarks/budgets.py                 # for virtual CPUs, in a minute
   python benchmarks/budgets.py h200-looped     # needs loopjax[fit]
   python benchmarks/budgets.py all
 
-The budgets are in budgets.toml. Exit status: 0 if all are kept, 1 if not.
+The budgets are in budgets.toml. Exit status: 0 if all are met, 1 if not.
 """
 
 import math
@@ -24,7 +24,7 @@ def budgets():
 
 
 def counts(entry):
-  """What the compiled step of a budget's config counts, by name."""
+  """Counts of the compiled step of a budget's config, by name."""
   import jax
 
   from loopjax import config as config_lib
@@ -66,7 +66,7 @@ def counts(entry):
 
 
 def over(entry, found):
-  """Prints counts beside their budgets; returns the names that are over."""
+  """Prints counts and budgets; returns the names of exceeded ones."""
   print(entry["name"])
   for name, value in found.items():
     most = entry["most"].get(name)

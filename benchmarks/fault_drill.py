@@ -1,4 +1,4 @@
-"""Inflicts faults on real runs and prints what happened, as a table.
+"""Injects faults into real runs and prints a table of the results.
 
   python benchmarks/fault_drill.py [--out=FILE.md] [--only=PART_OF_A_NAME]
 

@@ -1,12 +1,12 @@
-"""Writes running sums: a text to train on, and questions that it lacks.
+"""Writes running sums: a training text, and held-out questions.
 
   python benchmarks/make_running_sums.py FOLDER
 
-writes FOLDER/train.jsonl, a document for each sum, such as
+writes FOLDER/train.jsonl, with one document per sum, such as
 
   3+4+8+2=7,15,17
 
-with the sum so far after each term, and FOLDER/validation.jsonl and
+with the partial sum after each term, and FOLDER/validation.jsonl and
 FOLDER/test.jsonl, questions `3+4+8+2=` for `loopjax.eval.answers`, whose
 answers are the last numbers. No question occurs in another file.
 """
@@ -28,7 +28,7 @@ def main() -> None:
   folder.mkdir(parents=True, exist_ok=True)
   generator = np.random.default_rng(0)
   num = NUM_DOCUMENTS + 2 * NUM_QUESTIONS
-  # More than needed: those that occur again are left out.
+  # More than needed: duplicates are dropped.
   drawn = generator.integers(0, 10, (2 * num, NUM_TERMS))
   terms = np.array(list(dict.fromkeys(map(tuple, drawn.tolist()))))[:num]
   assert len(terms) == num

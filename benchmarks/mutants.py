@@ -1,20 +1,20 @@
-"""Draws random mutants of the numerical modules; how many do tests notice?
+"""Draws random mutants of the numerical modules and counts those caught.
 
   pip install mutmut==3.8.1
   nice python benchmarks/mutants.py --out=ROWS [--number=200] [--seed=0]
 
-A mutant is the committed code with one place changed: an operator, a number, a
-truth value, a comparison, a condition (changes of mutmut), an argument left out
-or exchanged with its neighbour, a statement left out. Places are drawn
-uniformly, then one of the changes of a place. Text, annotations, assertions and
-what is raised are left as they are.
+A mutant is the committed code with one change: an operator, a number, a truth
+value, a comparison or a condition (mutmut's changes), an argument omitted or
+swapped with its neighbour, or a statement omitted. Draws a place uniformly,
+then one of its changes. Text, annotations, assertions and raised errors are not
+changed.
 
-The tests of the first tier run file by file, the closest to the place first,
-until one fails or `--seconds` of CPU time are spent. Each mutant runs in a fork
-of a process that has imported JAX, and is never written to a file. Results are
-written one by one; the same command continues with the rest, and
-`--only=INDEX,...` runs some again, `--tests=NODE,...` with other tests. Whoever
-finds that a change makes no difference writes "equivalent" for "escaped".
+The tests of the first tier run file by file, the most relevant first, until one
+fails or `--seconds` of CPU time are spent. Each mutant runs in a fork of a
+process that has imported JAX, and is never written to a file. Results are
+written one by one, and the same command resumes; `--only=INDEX,...` repeats
+some, `--tests=NODE,...` with other tests. If a change turns out to make no
+difference, replace "escaped" by "equivalent" by hand.
 """
 
 import argparse
@@ -48,13 +48,14 @@ PACKAGES = (
   "models", "loop", "nn", "losses", "optim", "program", "data", "kernels",
   "generate", "eval", "hub",
 )  # fmt: skip
-# Of mutmut; it also changes text, and replaces values by None.
+# The changes used from mutmut, which also changes text and replaces values by
+# None.
 _CHANGES = (
   "number", "name", "augmented_assignment", "remove_unary_ops", "keywords",
   "swap_op", "if_exp",
 )  # fmt: skip
 _HANGS = 60  # Seconds of CPU time past the limit, in one test.
-# A test that waits for other work on the machine is not wrong: no time limit.
+# No wall time limit: other work on the machine must not fail a test.
 _PYTEST = ("-n", "0", "-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=0")
 Row = dict[str, Any]
 
@@ -77,7 +78,7 @@ def places(source: str) -> list[list[tuple[int, str, Callable[[], str]]]]:
       name = operator.__name__.removeprefix("operator_")
       if name in _CHANGES and isinstance(node, types):
         yield from ((name, new) for new in operator(node))
-    # Without the only assignment to a name, the code just ends in an error.
+    # Omitting the only assignment to a name would only raise a NameError.
     if isinstance(node, cst.Assign):
       target = node.targets[0].target
       if isinstance(target, cst.Name):
@@ -156,7 +157,7 @@ def draw(tree: pathlib.Path, number: int, seed: int) -> list[Row]:
 
 
 def words(source: str, file: str, line: int) -> list[str]:
-  """What tests of a line may name: its module, class and function."""
+  """Names that tests of a line may mention: its module, class and function."""
   definitions = [
     node.name
     for node in ast.walk(ast.parse(source))
@@ -167,15 +168,15 @@ def words(source: str, file: str, line: int) -> list[str]:
 
 
 def num_named(source: str, names: Iterable[str]) -> int:
-  """How many of these words a text has."""
+  """Number of these words in a text."""
   return sum(bool(re.search(rf"(\b|_){name}(\b|_)", source)) for name in names)
 
 
 def closest(tree: pathlib.Path, file: str, names: Sequence[str]) -> list[str]:
-  """All files of tests, those first that are about a module.
+  """All test files, ordered by relevance to a module.
 
-  First those of the same package, and of these the ones called like the module;
-  among equals, those that name more, and then small ones.
+  First the same package, within it files named like the module; then by number
+  of names mentioned, then by size.
   """
   tests = {
     str(path.relative_to(tree)): path.read_text()
@@ -197,7 +198,7 @@ def closest(tree: pathlib.Path, file: str, names: Sequence[str]) -> list[str]:
 def attempt(
   row: Row, tests: Sequence[str], names: Sequence[str], seconds: float
 ) -> Row:
-  """Runs tests with a mutant in a fork; says the result and what caught it."""
+  """Runs tests with a mutant in a fork; returns the result and its catcher."""
   reading, writing = os.pipe()
   child = os.fork()
   if not child:
@@ -211,10 +212,10 @@ def attempt(
       os._exit(code)
   os.close(writing)
   with open(reading) as stream:
-    said = stream.read().splitlines()  # Ends with the child.
+    said = stream.read().splitlines()  # Until the child exits.
   _, status, used = os.wait4(child, 0)
   with contextlib.suppress(ProcessLookupError):
-    os.killpg(child, signal.SIGKILL)  # What its tests have started.
+    os.killpg(child, signal.SIGKILL)  # Also kills its tests' children.
   code = os.waitstatus_to_exitcode(status)
   result = {0: "escaped", 1: "caught", -signal.SIGXCPU: "timeout"}
   return {
@@ -275,7 +276,7 @@ def _run(
     status = int(pytest.main([*_PYTEST, test], plugins=[watch]))
     if watch.failed:
       return 1
-    if status not in (0, 2, 5):  # 2: stopped; 5: the first tier has none of it.
+    if status not in (0, 2, 5):  # 2: stopped; 5: no first-tier tests.
       return 10 + status
     if time.process_time() > seconds:
       break
@@ -283,7 +284,7 @@ def _run(
 
 
 def interval(count: int, number: int) -> tuple[float, float]:
-  """Wilson's 95% interval of a share."""
+  """Wilson's 95% interval of a proportion."""
   z = 1.96
   middle = count + z**2 / 2
   half = z * math.sqrt(count * (number - count) / number + z**2 / 4)
@@ -291,7 +292,7 @@ def interval(count: int, number: int) -> tuple[float, float]:
 
 
 def report(rows: list[Row]) -> str:
-  """A table by package, and the interval of the share that is caught.
+  """A table by package, and the interval of the fraction caught.
 
   Rows without a result and equivalent mutants do not count.
   """

@@ -1,12 +1,12 @@
-"""Plants faults that are listed, one at a time; do the tests fail?
+"""Plants listed faults one at a time, and checks that tests fail.
 
   nice python benchmarks/mutations.py [--only=WORD,...] [--list]
 
-`mutations.toml` lists faults that no random change of one operator, constant
-or statement makes (those: `mutants.py`), each with the tests that must fail. A
-fault is planted in a copy of the working tree, never in the checkout, and is
-caught if these tests pass without it and fail with it. The exit status is 1
-unless all are caught.
+`mutations.toml` lists faults that no random change of one operator, constant or
+statement produces (see `mutants.py` for those), each with the tests that must
+fail. A fault is planted in a copy of the working tree, never in the checkout,
+and is caught if these tests pass without it and fail with it. The exit status
+is 1 unless all are caught.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parents[1]
 TABLE = pathlib.Path(__file__).with_name("mutations.toml")
 _PYTEST = ("-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider")
-# Meaning of pytest's exit status; any other is an error of the table.
+# Pytest's exit statuses; any other is an error in the table.
 _RESULTS = {0: "passed", 1: "failed"}
 
 
@@ -36,11 +36,11 @@ class Mutation(NamedTuple):
   """A fault, and the tests that must fail.
 
   Attributes:
-    breaks: what is wrong with it; the name of its row.
+    breaks: description of the fault, the name of its row.
     file: the file to change.
     before: text that occurs in it exactly once.
-    after: what replaces it.
-    tests: node ids, or files; one of them must fail.
+    after: its replacement.
+    tests: node ids or files; one of them must fail.
   """
 
   breaks: str
@@ -57,7 +57,7 @@ def load(table: pathlib.Path = TABLE) -> list[Mutation]:
 
 
 def stale(mutation: Mutation, root: pathlib.Path = ROOT) -> str:
-  """Why a row does not fit the files below `root`; "" if it does."""
+  """Why a row does not match the files below `root`; "" if it does."""
   count = _read(root / mutation.file).count(mutation.before)
   if count != 1:
     return f"{mutation.file} has {mutation.before!r} {count} times"
@@ -73,7 +73,7 @@ def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
   """Plants a fault below `root`, runs its tests, and removes it.
 
   Returns:
-    "caught", "missed", or what went wrong.
+    "caught", "missed", or an error.
   """
   if reason := stale(mutation, root):
     return f"stale: {reason}"
@@ -89,7 +89,7 @@ def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
 
 def run_tests(tests: Iterable[str], root: pathlib.Path, seconds: float) -> str:
   """Runs tests below `root` in a separate process: "passed", "failed", ..."""
-  # A compiled file could belong to a change of the same size and second.
+  # Bytecode could belong to a change of the same size and second.
   environment = {
     **os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"
   }  # fmt: skip
@@ -115,11 +115,11 @@ def run_tests(tests: Iterable[str], root: pathlib.Path, seconds: float) -> str:
 
 
 def copy_tree(target: pathlib.Path) -> pathlib.Path:
-  """Copies what git tracks or would track, as it is in the working tree."""
+  """Copies tracked and trackable files of the working tree."""
   command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
   listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
   for name in filter(None, listed.stdout.decode().split("\0")):
-    if (ROOT / name).is_file():  # It may be deleted and not yet committed.
+    if (ROOT / name).is_file():  # A deletion may be uncommitted.
       (target / name).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy2(ROOT / name, target / name)
   return target

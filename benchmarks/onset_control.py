@@ -1,9 +1,9 @@
-"""Could the onset of loops have failed? The same statistic on shuffled loops.
+"""A control of the onset of loops: the same statistic on shuffled loops.
 
   python benchmarks/onset_control.py benchmarks/runs/onset.runs.json
 
 Prints for each layer how many runs begin to loop and at which loss, and the
-same of their loop counts in orders by chance, with the losses as they were.
+same for their loop counts in random order, with unchanged losses.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from loopjax.analysis.loops import onset
 
 
 def main() -> None:
-  """Prints a line for each layer, and one for its control."""
+  """Prints two lines per layer, for the runs and for the control."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("runs", type=pathlib.Path, help="NAME.runs.json")
   parser.add_argument("--draws", type=int, default=2000, help="orders of a run")

@@ -1,4 +1,4 @@
-"""The looped transformer in plain PyTorch, with a cache, to compare with."""
+"""The looped transformer in plain PyTorch with a cache, for comparison."""
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Model:
     return torch.stack(found, dim=1).tolist()
 
   def _read(self, tokens, start):
-    """The next token after those at `start` and behind."""
+    """The next token after the tokens from `start` on."""
     x = F.embedding(tokens, self.embedding)
     end = start + tokens.shape[1]
     cos, sin = self.cos[start:end], self.sin[start:end]

@@ -5,14 +5,14 @@
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
 
   tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. With
-          the same search of rate and decay for each N, exact match in three
-          fresh seeds: N = 4 0.771, 0.709, 0.947; N = 1 0.498, 0.833, 0.653, and
+          the same search over rate and decay for each N, exact match in three
+          new seeds: N = 4 0.771, 0.709, 0.947; N = 1 0.498, 0.833, 0.653, and
           0.980, 0.987, 0.985 in the time of N = 4:
           benchmarks/results/2026-11-23_cpu_2cores_rule_110_steps.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run. Ours: warm-up,
           weight decay and the sizes of heads (docs/papers.md).
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -34,7 +34,8 @@ PRESETS = {
       "width": 32, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
       "num_memory_heads": 2, "key_width": 16, "value_width": 16,
       "mlp_ratio": 1.0, "window": 12, "num_passes": 4, "init_std": 0.12,
-      # Every pass forgets: with the default, four drop the earlier window.
+      # Every pass decays the state: with the default, four passes lose the
+      # earlier window.
       "A_range": (0.0, 1.0),
     },
     "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},
@@ -65,9 +66,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   return {
     "depth": config_lib.product(steps, passes[:1], seeds),  # Figure 2, left.
     "passes": config_lib.product(passes, seeds),  # Figure 2, right.
-    # As the paper finds it: with one pass, for all of them (section 6).
+    # As in the paper: found with one pass, used for all (section 6).
     "learning_rate": config_lib.product(passes[:1], rates),
-    # Open in the paper (section 7): what a step costs, and how stable it is.
+    # Open in the paper (section 7): cost and stability of a step.
     "gradients": config_lib.product(
       passes[3:],
       [
@@ -75,7 +76,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
         {"model.gradient_passes": 1},
         {"model.gradient_passes": 2},
         {"model.gradient_passes": 1, "model.gradient_cut": "both"},
-        restart,  # What a fixed point needs.
+        restart,  # Required by fixed points.
         {**restart, "model.implicit_terms": 4},
       ],
     ),

@@ -1,8 +1,8 @@
-"""Blocks that several configs share, and the smoke preset; not a config."""
+"""Settings shared by several configs, and the smoke preset; not a config."""
 
 from loopjax.config import presets
 
-_SMOKE = {  # Seconds; what the tests run.
+_SMOKE = {  # Takes seconds; used by tests.
   "model": {"width": 16, "num_heads": 2}, "optim": {"warmup_steps": 2},
   "run": {
     "num_steps": 20, "batch_size": 16, "steps_per_call": 5, "log_every": 10,
@@ -11,7 +11,7 @@ _SMOKE = {  # Seconds; what the tests run.
   "eval": {"every": 0, "num_examples": 0, "batch_size": 64},
 }  # fmt: skip
 
-SLEEP = {  # The paper of Sleep, arXiv 2605.26099.
+SLEEP = {  # Sleep's paper, arXiv 2605.26099.
   "optim": {
     "name": "muon", "learning_rate": 5e-5, "muon_learning_rate": 2e-3,
     "schedule": "constant", "warmup_steps": 500, "b2": 0.95,
@@ -23,8 +23,10 @@ SLEEP = {  # The paper of Sleep, arXiv 2605.26099.
 
 
 def learning_rates(config) -> list[dict]:
-  """A search around the preset's rate: Muon's, with AdamW's fixed as in the
-  paper of Sleep, if the preset uses Muon."""
+  """A search around the preset's rate.
+
+  With Muon, varies Muon's rate only, as Sleep's paper does.
+  """
   name = (
     "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
   )
@@ -32,7 +34,7 @@ def learning_rates(config) -> list[dict]:
   return [{f"optim.{name}": rate * by} for by in (0.25, 0.5, 1.0, 2.0, 4.0)]
 
 
-DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; the steps are the task's.
+DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; tasks set the steps.
   "paper": {
     "optim": {
       "learning_rate": 1e-4, "schedule": "constant", "warmup_steps": 2000,
@@ -102,7 +104,7 @@ GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
   "loop": {"remat": "none"},
   "run": {"batch_size": 8}, "eval": {"batch_size": 32},
 })  # fmt: skip
-LM_TINY = {  # Bytes of made-up arithmetic, or of your text.
+LM_TINY = {  # Bytes of synthetic arithmetic, or of your text.
   "task": {
     "train_files": "made:arithmetic", "vocab_size": 0, "sequence_length": 128,
     "validation_share": 0.02, "test_share": 0.02,

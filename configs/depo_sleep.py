@@ -1,19 +1,19 @@
-"""Sleep on Depo: k steps along a cycle read earlier; figure 3.
+"""Sleep on Depo: k steps along a cycle given earlier; figure 3.
 
   python -m loopjax.main --config=configs/depo_sleep.py
 
 Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
 
   tiny    two hops among six nodes, N = 4; 4 minutes on a CPU core. Two-hop
-          answers in three seeds: 0.989, 0.982, 0.996 right; with N = 1 (75
+          answers in three seeds: 0.989, 0.982, 0.996 correct; with N = 1 (75
           seconds) 0.572, 0.394, 0.701:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
   gpu     as `paper`, with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run. Ours:
           warm-up, weight decay and the sizes of heads (docs/papers.md).
   hybrid  the four layers of Figure 3's caption, alternating attention and gated
-          delta nets; the text has ten, and no width. Not run.
-  smoke   what the tests run.
+          delta nets; the text says ten, and gives no width. Not run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -31,7 +31,7 @@ PRESETS = {
       "value_width": 256, "window": 75,
     },
     "run": {"num_steps": 100_000, "batch_size": 128},
-    "loop": {"kind": "unroll"},  # What layers and passes keep needs no stacks.
+    "loop": {"kind": "unroll"},  # Residuals need no stacks.
   }),
   "gpu": {"run": {"num_steps": 20_000}},
   "tiny": {
@@ -74,7 +74,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   evictions = config_lib.axis("model.eviction", "hard", "sliding")
   return {
     "passes": config_lib.product(passes, seeds),  # Figure 3.
-    # As the paper finds it: with one pass, for all of them (section 6).
+    # As in the paper: found with one pass, used for all (section 6).
     "learning_rate": config_lib.product(passes[:1], rates),
     "memory": config_lib.product(memories, passes[::2]),
     "eviction": config_lib.product(evictions, passes[::2]),

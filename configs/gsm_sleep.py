@@ -6,7 +6,7 @@
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_passes` is N. The
 paper fine-tunes pre-trained models; here a model with half attention and half
 memory layers starts from scratch, or memory is inserted into a LoopLM
-(docs/insertion.md): the sweep trains one, or uses yours
+(docs/insertion.md): the sweep trains a LoopLM, or uses yours
 (`:looplm,run.init_from=DIR`), trains only the memory, then everything. Presets:
 
   tiny    short texts on two CPU cores. With batches of 16, one and four passes
@@ -14,9 +14,9 @@ memory layers starts from scratch, or memory is inserted into a LoopLM
           docs/results.md.
   gpu     texts of 320 to 512 tokens. Not measured.
   paper   texts of 2000 to 3300 tokens and windows of 2000, as in the paper: one
-          window sleeps, the rest is processed with the answer. Not run. Ours:
-          all sizes, warm-up and weight decay (docs/papers.md).
-  smoke   what the tests run.
+          window is slept on, the rest is processed with the answer. Not run.
+          Ours: all sizes, warm-up and weight decay (docs/papers.md).
+  smoke   used by tests.
 
 Changes after a preset: `inserted` and `warm_up`, memory added to a trained
 model; `looplm`, the same for Ouro's blocks, with half as many memory layers.
@@ -45,7 +45,7 @@ PRESETS = {
       "log_every": 100, "checkpoint_every": 2500,
     },
     "eval": {"every": 2500},
-    "loop": {"remat": "full"},  # A group at a time in the backward pass.
+    "loop": {"remat": "full"},  # Backward pass by group.
   }),
   "gpu": {
     "task": {"context_length": 512, "min_length": 320, "max_length": 512},

@@ -2,18 +2,18 @@
 
   python -m loopjax.main --config=configs/language_disco.py
 
-Source: arXiv 2607.00341, section 5.2 and appendix A.3. Facts read "Finley's
-teacher is Anya"; questions come direct ("Finley's teacher's wife is") or in
-reverse ("Who is the wife of the teacher of Finley? Answer:"), in a closed
+Source: arXiv 2607.00341, section 5.2 and appendix A.3. Facts have the form
+"Finley's teacher is Anya"; questions are direct ("Finley's teacher's wife is")
+or reverse ("Who is the wife of the teacher of Finley? Answer:"), in a closed
 vocabulary of words. The gate is learned. Presets, in `configs/common.py`:
 
   tiny    100 + 100 entities, one layer of width 384. After a quarter of its
           steps, 4 to 8 minutes on a CPU core, OOD 0.860 to 0.932 direct and
-          0.964 to 0.980 in reverse; the vanilla loop 0.104 to 0.256:
+          0.964 to 0.980 reverse; the vanilla loop 0.104 to 0.256:
           benchmarks/results/2026-11-24_cpu_2cores_language.md
   gpu     the paper's task, width 256. Not measured.
   paper   500 + 500 entities, 5,000 epochs of 20,000 sequences. Not run.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -42,7 +42,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   formats = config_lib.axis("task.format", "direct", "reverse")
   models = config_lib.axis("model.name", "disco", "looped", "transformer")
   gates = config_lib.axis("model.gate", "learned", "fixed")
-  # Every seed has a graph and chains of its own.
+  # Every seed has its own graph and chains.
   keys = ("run.seed", "task.graph_seed", "task.split_seed")
   seeds = [dict.fromkeys(keys, seed) for seed in range(3)]
   return {

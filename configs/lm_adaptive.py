@@ -2,11 +2,11 @@
 
   python -m loopjax.main --config=configs/lm_adaptive.py
 
-Source: arXiv 2603.08391. Each layer loops, and reads its own memory bank and
+Source: arXiv 2603.08391. Each layer loops, and queries its own memory bank and
 one shared by all layers. Your own text:
---config.task.train_files='books/*.txt'. The paper's models without memory go
-after a preset (`:tiny,loop3`): `base`, `loop3`, `loop5`, `loop7`; all ten are
-in the sweep `table_1`. Presets:
+--config.task.train_files='books/*.txt'. Add one of the paper's models without
+memory after a preset (`:tiny,loop3`): `base`, `loop3`, `loop5`, `loop7`; all
+ten are in the sweep `table_1`. Presets:
 
   tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
           three loops. On novels, 2.13 bits per byte in 5 minutes on 2 CPU cores
@@ -14,7 +14,7 @@ in the sweep `table_1`. Presets:
   gpu     the same with eight layers of width 512. Not measured.
   paper   210 M parameters; set task.train_files to deduplicated FineWeb-Edu and
           task.tokenizer to GPT-2's. Not run.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -26,11 +26,11 @@ from loopjax.sections import flatten
 
 _COMMON = presets.beside(__file__, "common.py")
 _NO_MEMORY = {"num_local_slots": 0, "num_global_slots": 0, "gate_bias": 0.0}
-_ONCE = {  # The block itself: a transformer without loops.
+_ONCE = {  # A transformer without loops.
   "num_loops": 1, "loop_update": "delta", "scale_from_step": 2,
   "loop_scale": -7.0,
 }  # fmt: skip
-_BYTES = {  # A first iteration that is the block itself learns in short runs.
+_BYTES = {  # Fast to train: the first iteration is the block itself.
   "task": {"train_files": "made:arithmetic", "vocab_size": 0},
   "model": {"loop_update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
   "optim": {"eps": 1e-8},
@@ -41,7 +41,8 @@ PRESETS = {
   "paper": {
     "task": {"vocab_size": 50_304, "sequence_length": 1024},
     "model": {"precision": "bfloat16"},
-    # What 36 copies of the block keep needs no stacks, of loops and of layers.
+    # Residuals of 36 copies of the block need no stacks, of loops and of
+    # layers.
     "loop": {"kind": "unroll"},
     "optim": {
       "learning_rate": 3e-3, "warmup_steps": 1000, "b2": 0.95, "eps": 1e-10,
@@ -99,7 +100,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
   wide = budget.matched(config, base, mem, budget.parameters, 12)
   length = config.task.get("sequence_length", 8)
-  # Of sizes at which the smallest model is neither lost nor done.
+  # Sizes at which the smallest model is neither at chance nor saturated.
   people = {
     "run.num_steps": presets.steps(config, 3, 8),
     "eval.every": presets.steps(config, 1, 16), "eval.num_examples": 300,
@@ -108,7 +109,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   }  # fmt: skip
   sums = {
     "run.num_steps": presets.steps(config, 6, 8),
-    "run.batch_size": config.run.batch_size * length // 8,  # Short rows, many.
+    "run.batch_size": config.run.batch_size * length // 8,  # Many short rows.
     "eval.every": presets.steps(config, 1, 8), "eval.num_examples": 300,
     "task.name": "arithmetic", "task.modulus": 11, "task.max_operations": 2,
     "task.num_eval_examples": 12_000,
@@ -116,19 +117,20 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   contrasted = [base, loops[0], mem, {**base, **deep}]
   rates = _COMMON["learning_rates"](config)[1:4]
   slower = product(contrasted, rates[:1])
-  seeds = axis("run.seed", 4, 5, 6)  # No search has seen these.
+  seeds = axis("run.seed", 4, 5, 6)  # Not used in any search.
   applied = model.num_layers * model.num_loops
   return {
     "table_1": [base, *loops, {**base, **deep}, wide, *gates,
                 {**wide, **deep}],
-    # Figure 3: evaluated often enough to see at which loss layers loop.
+    # Figure 3: frequent evaluations, to find the loss at which layers loop.
     "onset": product(loops, axis("run.seed", 0, 1, 2),
                      axis("eval.every", presets.steps(config, 1, 40))),
     "gate_openings": product(gates, axis("run.seed", 0, 1, 2)),
     "lambda": [*axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
                {"model.ponder_weight": 1e-2, "model.ponder_prior": 0.3}],
     "knowledge_rates": product([people, sums], contrasted, rates),
-    # At the rate that validation chose for each: half of the preset's, or it.
+    # At the rate chosen for each by validation: half of the preset's, or the
+    # same.
     "knowledge_vs_manipulation": product(
       [people], [base, *slower[1:]], seeds
     ) + product([sums], [*contrasted[:3], slower[3]], seeds),

@@ -1,9 +1,9 @@
-"""LoopLM (Ouro) on text: one looped stack, and a gate that chooses the exit.
+"""LoopLM (Ouro) on text: one looped stack, and a gate for early exits.
 
   python -m loopjax.main --config=configs/lm_looped.py
 
-Source: arXiv 2510.25741; MELT (arXiv 2605.07721) and others start from it.
-Training covers all exits; `:second_stage,run.init_from=runs/lm_looped` then
+Source: arXiv 2510.25741; MELT (arXiv 2605.07721) and other models start from
+it. Training covers all exits; `:second_stage,run.init_from=runs/lm_looped` then
 trains only the gate (section 3.4). Your own text:
 --config.task.train_files='books/*.txt'. Presets:
 
@@ -15,7 +15,7 @@ trains only the gate (section 3.4). Your own text:
           task.train_files, and task.tokenizer to SmolLM2's. Not run.
   looplm_1_4b  the paper's 1.4 B model, as `paper`.
   looplm_2_6b  2,667,974,657 parameters, twice the layers. Not run.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -80,9 +80,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "run.num_steps": presets.steps(config, 1, 4),
   }  # fmt: skip
   return {
-    # Losses by fixed loops, gate and change are in each run's exit_curve.
+    # exit_curve of each run has the losses of fixed loops, gate and change.
     "exit_policies": [no_exits, {}, gate_alone],
-    # The last one has the FLOPs of the others' default, without sharing.
+    # The last one has the FLOPs of the others' default, without weight sharing.
     "loops": [once, *axis("model.num_loops", 2, 4, 8), {**once, **deep}],
     "exits": product(
       [no_exits, *axis("model.entropy_weight", 0.0, 0.05, 0.1)],

@@ -1,4 +1,4 @@
-"""MELT on text: the loops of a trained model share one row of keys and values.
+"""MELT on text: a trained model's loops share one row of keys and values.
 
   python -m loopjax.main --config=configs/lm_melt.py
   python -m loopjax.sweep --config=configs/lm_melt.py --sweep=pipeline
@@ -15,10 +15,10 @@ then both phases, each as a separate run; the same command resumes them. With
           benchmarks/results/2026-11-22_cpu_2cores_melt.md
   gpu     the same with eight layers of width 512. Not measured.
   paper   MELT-1.6B from Ouro-1.4B-Thinking: set run.init_from, task.train_files
-          and task.tokenizer; Table 6 has two sources in equal shares,
+          and task.tokenizer; Table 6 has two equal sources,
           task.mixture=(0.5,0.5). Not run. Ours: 15 steps of warm-up and a final
           rate of 0 (docs/papers.md). `:paper,2.6b` starts from Ouro-2.6B.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -94,13 +94,13 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "run.num_steps": presets.steps(config, 3, 10 if scratch else 5),
   }  # fmt: skip
   aligned = {**phase_2, "model.align_weight": 0.1}
-  # A run has at least one step; this one changes nothing.
+  # A run needs at least one step; this one changes nothing.
   untrained = {
     **taught, "model.prefill_chunk": 1, "optim.gate_rate": 1.0,
     **dict.fromkeys(rates, 1e-12), "optim.final_learning_rate": 0.0,
     "optim.warmup_steps": 0, "run.num_steps": run.steps_per_call,
   }  # fmt: skip
-  # Exits use the gate that the looped model was trained with.
+  # Exits use the looped model's trained gate.
   exits = {"model.exit_gate": "unused"}
   gates = [
     *axis("model.gate", "element", "scalar"),
@@ -118,16 +118,16 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     })
   ]  # fmt: skip
   return {
-    # Small models do better without alignment, on the validation split.
+    # On the validation split, small models are better without alignment.
     "pipeline": [*first, phase_1, *([phase_2] if scratch else []), aligned],
     "gates": [*first, *product([phase_1], gates)],  # Table 3.
-    "components": [  # Table 4: one after another is left out.
+    "components": [  # Table 4: omits one at a time.
       *first, phase_1, aligned, phase_2,
       taught, begun, {**begun, "model.chunk_size": 0},
     ],
     "chunk_size": [*first, *product(
       [phase_1], axis("model.chunk_size", chunk // 2, chunk, 2 * chunk, 0))],
-    # Training on what decoding sees: shifted chunks, and further readings.
+    # Training on decoding's conditions: shifted chunks, and further passes.
     "decoding": [*first, *product([taught], [
       {}, {"model.chunk_jitter": True}, *axis("model.sweeps", 1, 2),
       {"model.chunk_size": 0, "model.sweeps": 1},
@@ -135,7 +135,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "untrained_sharing": [  # Table 5.
       *first, *product([untrained], axis("model.gate", "last", "first")),
     ],
-    "adaptive_depth": [  # Distillation of all loops, or of the last alone.
+    "adaptive_depth": [  # Distils all loops, or only the last.
       *product(first, [{"model.exit_gate": "joint"}]),
       *product([{**phase_1, **exits}], axis("model.distill", "all", "last")),
     ],

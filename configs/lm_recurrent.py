@@ -12,9 +12,9 @@ own text: --config.task.train_files='books/*.txt'. Presets:
   gpu     the same with layers 2, 4 and 2 of width 512. Not measured.
   paper   Huginn-3.5B: 3,564,976,800 parameters, 33 loops on average. Set
           task.train_files and task.tokenizer. Not run.
-  parcae  Parcae's 140M: two layers each, diagonal injection, depth by row. Its
+  parcae  Parcae's 140M: two layers each, diagonal injection, depth per row. Its
           value embeddings and squared ReLU are missing. Not run.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -120,7 +120,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       axis("model.num_with_gradient", 1, 2, 4, 8), seeds
     ),
     "growth": product([fixed, grows, warmed], seeds),
-    # A stack of as many FLOPs, and one of as many parameters.
+    # A stack with equal FLOPs, and one with equal parameters.
     "equal_flops": product([fixed, unshared, once], seeds),
     "retrofit": _retrofit(config, once, grows),
     "learning_rates": _COMMON["learning_rates"](config),
@@ -128,11 +128,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
 
 def _retrofit(config, once, grows) -> list[dict]:
-  """A transformer; untrained loops around its core, 1 to 8; trained further
-  with a gate and a growing number of loops; and without loops."""
+  """Loops in a trained transformer: untrained, further trained, and without."""
   once = {**once, "model.norm_order": "pre", "model.prelude_norm": False}
   source = {"run.init_from": config.run.init_from or WorkdirOf(0)}
-  damped = {  # A single step, at the warm-up's first rate, 0.
+  damped = {  # One step at rate 0.
     **once, **source, "model.update": "damped",
     "run.num_steps": 1, "run.steps_per_call": 1, "run.log_every": 1,
     "run.checkpoint_every": 1, "eval.every": 0, "eval.num_examples": 0,

@@ -5,14 +5,14 @@
 Source: arXiv 2510.04871, section 5 (Maze-Hard), on generated mazes
 (loopjax/data/maze). Presets:
 
-  tiny    8x8 grids, an MLP over positions; 10 minutes on one CPU core. A
-          shortest path in 0.901 of test mazes (two other seeds 0.888, 0.780):
+  tiny    8x8 grids, an MLP over positions; 10 minutes on one CPU core. Shortest
+          path found in 0.901 of test mazes (two other seeds 0.888, 0.780):
           docs/families/peers.md.
   gpu     30x30 grids, an endless stream. Not run.
   paper   1,000 mazes of 30x30 with paths of 110 steps or more where possible,
           65,104 steps of 768. Not run; the paper's exact match on Maze-Hard is
           0.853.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -23,7 +23,7 @@ from loopjax.config import presets
 _COMMON = presets.beside(__file__, "common.py")
 _PEER, _TINY = _COMMON["SUDOKU_PEER"], _COMMON["SUDOKU_PEER_TINY"]
 _STREAM = {"num_train_mazes": 0, "augment": False}
-# Over the positions of a small grid.
+# For the positions of a small grid.
 _MLP = {
   "mixer": "mlp", "token_mlp_width": 256, "positions": "offset",
   "rope_base": 10_000.0,
@@ -62,10 +62,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
-  del config  # The sweeps are the same for every preset.
+  del config  # Presets share the sweeps.
   axis = config_lib.axis
   grid = {"model.positions": "grid", "model.rope_base": 20.0}
-  # Settings that families share stay: one width and number of layers for all.
+  # Shared settings stay: one width and number of layers for all families.
   others = axis("model.name", "hrm", "urm", "utm")
   attention = {
     "model.mixer": "attention", "model.token_mlp_width": 512, **grid,

@@ -7,14 +7,14 @@ the same config: `:model.name=looped` (the vanilla loop), `transformer` (K
 untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
 
   tiny    100 + 100 entities, one layer of width 384; 20 minutes on a CPU core.
-          OOD 0.908, 0.972 and 0.940 in three fresh seeds; the vanilla loop
-          0.276, 0.104 and 0.184:
-          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. What other
-          sizes do: benchmarks/results/2026-11-21_cpu_2cores_multihop.md
+          OOD 0.908, 0.972 and 0.940 in three new seeds; the vanilla loop 0.276,
+          0.104 and 0.184:
+          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. Other sizes:
+          benchmarks/results/2026-11-21_cpu_2cores_multihop.md
   gpu     the paper's task, width 256. Not measured.
   paper   two hops, 500 + 500 entities, 3,000 epochs of 20,000 sequences; the
           block of GPT-2, 4 layers, which the paper does not state. Not run.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item: the paper's tables, then our questions."""
   axis, product = config_lib.axis, config_lib.product
-  # Every seed has a graph and chains of its own.
+  # Every seed has its own graph and chains.
   keys = ("run.seed", "task.graph_seed", "task.split_seed")
   seeds = [dict.fromkeys(keys, seed) for seed in range(3)]
   models = axis("model.name", "disco", "looped", "transformer", "ponderlm")
@@ -74,10 +74,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       [vanilla, disco, learned], [longer], seeds
     ),
   }
-  if config.run.init_from:  # A trained vanilla loop, and a tenth of its steps.
+  if config.run.init_from:  # From a trained vanilla loop, a tenth of its steps.
     steps = presets.steps(config, 1, 10)
     fresh = {**learned, "run.init_fresh": "channel.*"}
     brief = product([vanilla, disco, fresh], [{"run.num_steps": steps}])
-    # The same graph as the run it starts from.
+    # The same graph as the initial run's.
     result["retrofit"] = product(brief, axis("run.seed", 0, 1, 2))
   return result

@@ -1,9 +1,9 @@
-"""HRM on Sudoku: a slow and a fast network, with a gradient of one step.
+"""HRM on Sudoku: a slow and a fast network, with a one-step gradient.
 
   python -m loopjax.main --config=configs/sudoku_hrm.py
 
 Source: arXiv 2506.21734 and the authors' code. A step is one segment of
-supervision: an example takes up to model.num_loops steps. Presets:
+supervision: an example has up to model.num_loops segments. Presets:
 
   tiny    6x6 boards, 3 minutes on one CPU core. Exact match 0.586:
           docs/families/peers.md.
@@ -12,7 +12,7 @@ supervision: an example takes up to model.num_loops steps. Presets:
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub,
           26,040 steps of 768. Not run; the paper's exact match is 0.55.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -51,7 +51,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
-  del config  # The sweeps are the same for every preset.
+  del config  # Presets share the sweeps.
   axis, product = config_lib.axis, config_lib.product
   seeds = axis("run.seed", 0, 42, 123)
   return {

@@ -3,7 +3,7 @@
   python -m loopjax.main --config=configs/sudoku_trm.py
 
 Source: arXiv 2510.04871, section 5 and the authors' code. A step is one segment
-of supervision: an example takes up to model.num_loops steps. Presets:
+of supervision: an example has up to model.num_loops segments. Presets:
 
   tiny    6x6 boards, 5 minutes on one CPU core. Exact match 0.806:
           docs/families/peers.md.
@@ -12,7 +12,7 @@ of supervision: an example takes up to model.num_loops steps. Presets:
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub, 65,104
           steps of 768. Not run; the paper's exact match is 0.874.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections

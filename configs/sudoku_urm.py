@@ -3,7 +3,7 @@
   python -m loopjax.main --config=configs/sudoku_urm.py
 
 Source: arXiv 2512.14693 and the authors' code. A step is one segment of
-supervision: an example takes up to model.num_loops steps. Presets:
+supervision: an example has up to model.num_loops segments. Presets:
 
   tiny    6x6 boards, about 5 minutes on one CPU core. Exact match 0.920:
           docs/families/peers.md.
@@ -12,7 +12,7 @@ supervision: an example takes up to model.num_loops steps. Presets:
   gpu     the paper's model, packaged 9x9 puzzles. Not run.
   paper   1,000 puzzles of Sudoku-Extreme, from the Hugging Face Hub,
           390,624 steps of 128. Not run; the paper's exact match is 0.776.
-  smoke   what the tests run.
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
-  del config  # The sweeps are the same for every preset.
+  del config  # Presets share the sweeps.
   axis, product = config_lib.axis, config_lib.product
   seeds = axis("run.seed", 0, 42, 123)
   return {

@@ -4,20 +4,20 @@
 
 Source: arXiv 2604.21999, section 4.1. Presets:
 
-  tiny    6x6 boards, 3 minutes on 2 CPU cores. Exact match in three fresh seeds
-          0.959, 0.969, 0.964; seed 0, the command above, was used in the search
-          and has 0.966: docs/results.md.
+  tiny    6x6 boards, 3 minutes on 2 CPU cores. Exact match in three new seeds:
+          0.959, 0.969, 0.964; seed 0, the command above, was used in the
+          search: 0.966: docs/results.md.
   nine    9x9 boards, 34 minutes on a CPU core. Exact match 0.947 to 0.971
           without guesses, 0.601 to 0.649 over all ratings: docs/results.md.
   extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme; not run. On other public
-          hard puzzles 0.371 after 94 minutes on one core, none of the hardest
+          hard puzzles 0.371 after 94 minutes on one core, and 0 on the hardest
           list: docs/results.md.
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. Not measured.
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face
           Hub. Not run; the paper's exact match is 0.569 on 12,800 puzzles.
-          Ours: a twentieth of the puzzles is held out, so these steps are 4.2
-          epochs instead of 4 (docs/papers.md).
-  smoke   what the tests run.
+          Ours: a twentieth of the puzzles is held out, which makes these steps
+          4.2 epochs instead of 4 (docs/papers.md).
+  smoke   used by tests.
 """
 
 import ml_collections
@@ -58,7 +58,7 @@ PRESETS = {
   "gpu": {
     "task": _PACKAGED, "run": {"num_steps": 20_000, "steps_per_call": 10},
     "model": {"precision": "bfloat16"}, "eval": {"num_examples": 2048},
-    "loop": {"kind": "unroll"},  # What 18 blocks keep needs no stacks.
+    "loop": {"kind": "unroll"},  # Residuals need no stacks.
   },
   "tiny": _TINY,
   "nine": _NINE,

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What the launch scripts share; they source it.
+# Sourced by the launch scripts.
 #
-# Exit statuses of a run: 0 done, 2 a mistake of the user's, 3 diverged,
-# 4 stopped and saved, 5 another process was lost. Of a script: the same.
+# Exit statuses of a run, and of a script: 0 done, 2 user error, 3 diverged,
+# 4 stopped and saved, 5 another process was lost.
 
-DRY_RUN=${DRY_RUN:-0} # 1: print what would be done, do nothing.
+DRY_RUN=${DRY_RUN:-0} # 1: print the commands, do nothing.
 MAX_RESTARTS=${MAX_RESTARTS:-100}
 
 fail() {
@@ -17,12 +17,12 @@ need() {
   [[ -n ${!1:-} ]] || fail "$1 is missing: $2"
 }
 
-# need_number VARIABLE: it must be a whole number from 1.
+# need_number VARIABLE: the variable must be a whole number of at least 1.
 need_number() {
   [[ ${!1} =~ ^[1-9][0-9]*$ ]] || fail "$1=${!1} is not a whole number of at least 1"
 }
 
-# need_flags FLAGS ARGUMENTS: the arguments are flags, and these among them.
+# need_flags FLAGS ARGUMENTS: the arguments must be flags and include these.
 need_flags() {
   local argument flag flags=$1
   shift
@@ -34,7 +34,7 @@ need_flags() {
   done
 }
 
-# Prints words so that a shell reads them back as they are.
+# Prints words, quoted for a shell.
 quoted() {
   local word words="" quote="'" escaped="'\\''"
   for word; do
@@ -46,7 +46,7 @@ quoted() {
   printf '%s\n' "$words"
 }
 
-# Does what it is given, or prints it.
+# Runs or prints a command.
 run() {
   if [[ $DRY_RUN == 1 ]]; then
     quoted "$@"
@@ -55,8 +55,8 @@ run() {
   fi
 }
 
-# Whether a run that ended so may be started again. Above 128 a signal ended it:
-# JAX kills a process that waits for one that is gone. 255 is a lost connection.
+# Whether to restart a run with this exit status. Above 128 a signal ended it: JAX
+# kills a process that waits for a lost one. 255 is a lost connection.
 again() {
   (($1 == 4 || $1 == 5 || $1 > 128))
 }

@@ -6,8 +6,8 @@ r"""Trains on Kubernetes: a run on several hosts, or a sweep.
 
 A run becomes a JobSet (https://jobset.sigs.k8s.io, 0.6 or newer): when a host
 is lost or preempted, all restart and resume. With --sweep=NAME it is an indexed
-Job, one item per index (Kubernetes 1.31 or newer). Mistakes by the user and
-runs that diverged are not retried.
+Job, one item per index (Kubernetes 1.31 or newer). User errors and diverged
+runs are not retried.
 
   NAME, IMAGE     of the run; of the image, see launch/Dockerfile
   CLAIM, MOUNT    claim of a shared volume, and its mount path (/shared);
@@ -34,10 +34,10 @@ from typing import Any
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PORT = 8476  # Of process 0, where the others find it.
-GRACE_SECONDS = 120  # From SIGTERM to the end: time to save.
+PORT = 8476  # Process 0's, for the others.
+GRACE_SECONDS = 120  # Time to save after SIGTERM.
 
-# All pods of a slice, and only they, go to its node pool.
+# A slice's node pool runs exactly the slice's pods.
 PLACEMENT = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 POOL = "cloud.google.com/gke-nodepool"
 
@@ -47,7 +47,7 @@ class UserError(ValueError):
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-  """Creates what the arguments and the environment describe, or prints it."""
+  """Creates or prints the resources that arguments and environment describe."""
   sweep = any(argument.startswith("--sweep=") for argument in arguments)
   check(arguments, environment)
   if sweep:
@@ -64,11 +64,11 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-  """Raises UserError if something is missing or contradicts itself."""
+  """Raises UserError for missing or contradictory settings."""
   for name in ("NAME", "IMAGE", "CLAIM"):
     if not environment.get(name):
       raise UserError(f"{name} is missing; launch/jobset.py says what it is")
-  # Pod names are longer, and limited to 63 characters.
+  # Pod names add a suffix and are limited to 63 characters.
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", environment["NAME"]):
     name = environment["NAME"]
     message = "is not a lower-case name of 1 to 40 characters"
@@ -108,7 +108,7 @@ def hosts(environment: Mapping[str, str]) -> int:
 
 
 def number(environment: Mapping[str, str], name: str, default: int) -> int:
-  """A variable that is a whole number of at least 1."""
+  """A variable's value, a whole number of at least 1."""
   text = environment.get(name, str(default))
   if not re.fullmatch(r"[1-9]\d*", text):
     raise UserError(f"{name}={text} is not a whole number of at least 1")
@@ -137,7 +137,7 @@ def job_set(
   elif count > 1:
     variables = {
       "JAX_COORDINATOR_ADDRESS": f"{name}-workers-0-0.{name}:{PORT}",
-      "JAX_NUM_PROCESSES": str(count),  # JOB_COMPLETION_INDEX is the process.
+      "JAX_NUM_PROCESSES": str(count),  # JOB_COMPLETION_INDEX is its id.
     }
   job = {
     "completionMode": "Indexed",
@@ -178,7 +178,7 @@ def sweep_job(
 ) -> dict[str, Any]:
   """A sweep as an indexed Job, with one pod per item."""
   flags = [*arguments, "--item=$(JOB_COMPLETION_INDEX)"]
-  ended = on_exit("FailIndex", 1, 2, 3)  # 1: the sweep says the item failed.
+  ended = on_exit("FailIndex", 1, 2, 3)  # 1: the item failed.
   disruption = {
     "action": "Ignore",
     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -226,7 +226,7 @@ def pod(
     selector["cloud.google.com/gke-tpu-accelerator"] = environment["TPU"]
     selector["cloud.google.com/gke-tpu-topology"] = environment["TOPOLOGY"]
     devices = {"google.com/tpu": number(environment, "CHIPS", 4)}
-    # The chips are owned by root, and their driver locks memory.
+    # The chips belong to root, and their driver locks memory.
     security = {"privileged": True, "runAsUser": 0}
   else:
     devices = {"nvidia.com/gpu": number(environment, "GPUS", 8)}
@@ -257,7 +257,7 @@ def pod(
           "name": "shared",
           "persistentVolumeClaim": {"claimName": environment["CLAIM"]},
         },
-        # NCCL wants more than the default 64 MiB.
+        # NCCL needs more than the default 64 MiB.
         {"name": "memory", "emptyDir": {"medium": "Memory"}},
       ],
     },

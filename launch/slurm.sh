@@ -10,10 +10,10 @@
 #     --config=configs/sudoku_utm.py:paper --workdir=/shared/run
 #
 # Submits itself. 120 seconds before the time limit the run is told to save;
-# then, and when it lost a process, it is queued again under the same number.
-# All nodes must see --workdir and the Python environment, which is the shell's.
+# then, or if it loses a process, it is requeued under the same number. All nodes
+# must see --workdir and the Python environment of the submitting shell.
 # Partition, account and time limit: SBATCH_PARTITION, SBATCH_ACCOUNT,
-# SBATCH_TIMELIMIT and what else sbatch reads.
+# SBATCH_TIMELIMIT and sbatch's other variables.
 #
 #   NODES         1
 #   GPUS          8, per node
@@ -22,7 +22,7 @@
 #   MAX_RESTARTS  100
 #   DRY_RUN=1     print the commands, do nothing
 set -euo pipefail
-# SLURM runs a copy of this file, in the directory that it was submitted from.
+# SLURM runs a copy of this file in the directory of submission.
 [[ -n ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")/.."
 . launch/common.sh
 NODES=${NODES:-1} GPUS=${GPUS:-8} CPUS=${CPUS:-8} PYTHON=${PYTHON:-python}
@@ -31,8 +31,8 @@ need_number GPUS
 need_number CPUS
 need_flags "--config --workdir" "$@"
 
-# One task per GPU. Each task must see all GPUs of its node, for JAX gives it
-# the one of the task's number: no --gpus-per-task, which hides the others.
+# One task per GPU. Each task must see all GPUs of its node, because JAX selects
+# one by the task's number: no --gpus-per-task, which hides the others.
 step=(srun --kill-on-bad-exit=0 "--cpus-per-task=$CPUS"
   "$PYTHON" -m loopjax.main "$@")
 

@@ -9,15 +9,15 @@
 #   PARALLEL=16 launch/slurm_sweep.sh --config=configs/sudoku_utm.py \
 #     --sweep=memory_curve --workdir=/shared/memory_curve
 #
-# Submits itself. An item that is complete ends at once; one that was stopped
-# is queued again. What slurm.sh says of nodes and sbatch holds here as well.
+# Submits itself. A complete item ends at once; a stopped item is requeued. For
+# nodes and sbatch, see slurm.sh.
 #
 #   PARALLEL      8, items at the same time
 #   GPUS          1, per item
 #   CPUS          8, per item
 #   PYTHON MAX_RESTARTS DRY_RUN   as in slurm.sh
 set -euo pipefail
-# SLURM runs a copy of this file, in the directory that it was submitted from.
+# SLURM runs a copy of this file in the directory of submission.
 [[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || cd "$(dirname "$0")/.."
 . launch/common.sh
 PARALLEL=${PARALLEL:-8} GPUS=${GPUS:-1} CPUS=${CPUS:-8} PYTHON=${PYTHON:-python}
@@ -44,7 +44,7 @@ status=0
 "${step[@]}" || status=$?
 if again "$status" && ((${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)); then
   echo "exit status $status; queued again"
-  # By the array's number and the task's: one number alone may mean all tasks.
+  # Array and task number: the job number alone may mean all tasks.
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 fi
 exit "$status"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What tpu_vm.sh and tpu_pod.sh share; they source it.
+# Sourced by tpu_vm.sh and tpu_pod.sh.
 
 need NAME "of the TPU"
 need ZONE "of the TPU, such as us-east5-b"
-PAUSE=${PAUSE:-30} # Seconds between two looks and before a new start.
+PAUSE=${PAUSE:-30} # Seconds between polls and before a restart.
 where=("--zone=$ZONE" ${PROJECT:+"--project=$PROJECT"})
 revision=$(git rev-parse --short HEAD)
 directory=loopjax-$revision # In the home directory of every host.
@@ -15,13 +15,13 @@ machine() {
     --format='value(state)' 2>/dev/null || echo UNKNOWN
 }
 
-# Runs a command on every host; its exit status is one that is not 0, if any.
+# Runs a command on every host; returns a non-zero exit status, if any.
 on_hosts() {
   run gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" --worker=all \
     --quiet "--command=$1"
 }
 
-# Puts what is committed on every host. Does little where it is already.
+# Copies the committed files to every host that lacks them.
 install() {
   local archive=${TMPDIR:-/tmp}/$directory.tar.gz setup=${SETUP:-true}
   git diff --quiet HEAD || echo "what is not committed stays here" >&2
@@ -33,8 +33,8 @@ install() {
       $directory/launch/tpu_host.sh install"
 }
 
-# Starts a run with these flags on all hosts, and again as long as that is worth
-# it. Sets `status` to its exit status. `ready` returns when the TPU is there.
+# Starts a run with these flags on all hosts, and restarts it where useful. Sets
+# `status` to its exit status. `ready` returns when the TPU is available.
 train() {
   local attempt flags
   flags=$(quoted "$@")
@@ -47,7 +47,7 @@ train() {
     if ((status == 0)); then
       on_hosts "$directory/launch/tpu_host.sh run $attempt $flags" || status=$?
     fi
-    # gcloud's own failures are 1 as well.
+    # gcloud's own failures also return 1.
     if ((status == 1)) && [[ $(machine) != READY ]]; then
       status=255
     fi

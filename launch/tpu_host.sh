@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh and tpu_pod.sh start on every host of a TPU.
+# Started by tpu_vm.sh and tpu_pod.sh on every host of a TPU.
 #
 #   launch/tpu_host.sh install             Python and loopjax, in this directory
 #   launch/tpu_host.sh run ATTEMPT FLAGS   a run: its output and exit status
 #
-# A run outlives the connection. The same ATTEMPT again follows it, which gcloud
-# does by itself when the connection is lost; another ATTEMPT first stops it.
+# A run outlives the connection. Repeating an ATTEMPT follows its run, as gcloud
+# does when the connection is lost; a new ATTEMPT first stops the old run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-runs=${RUNS:-/tmp/loopjax} # A reboot empties it, and ends the runs.
+runs=${RUNS:-/tmp/loopjax} # Emptied by a reboot, which also ends runs.
 
 install() {
   [[ -e .venv/installed ]] && return
-  # Python of the TPU images is too old; uv brings another.
+  # The TPU images' Python is too old; uv installs another.
   PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
   python3 -m uv venv --quiet --clear --python=3.12 .venv
   python3 -m uv pip install --quiet --python=.venv/bin/python '.[tpu]'
   touch .venv/installed
 }
 
-# Tells process $1 when the metadata server says that the machine goes.
+# Signals process $1 when the metadata server announces a preemption.
 watch_preemption() {
   local instance=http://metadata.google.internal/computeMetadata/v1/instance
   local ask=(curl --silent --max-time 2 --header 'Metadata-Flavor: Google')
@@ -32,7 +32,7 @@ watch_preemption() {
   done
 }
 
-# Runs in the background and holds the lock as long as the run lives.
+# Runs in the background and holds the lock during the run.
 supervise() {
   local attempt=$1 pid status=0
   shift
@@ -56,7 +56,7 @@ start() {
       flock 9
     fi
   fi
-  : >"$runs/$attempt.log" # Now, so that it can be followed.
+  : >"$runs/$attempt.log" # Created first, for followers.
   supervise "$@" </dev/null >>"$runs/$attempt.log" 2>&1 &
   echo $! >"$runs/$attempt.pid"
   exec 9>&-
@@ -67,7 +67,7 @@ follow() {
   mkdir -p "$runs"
   [[ -e $runs/$attempt.pid ]] || start "$@"
   tail --pid="$(cat "$runs/$attempt.pid")" -n +1 -f "$runs/$attempt.log"
-  # Without a status all of it was killed.
+  # No status: everything was killed.
   status=$(cat "$runs/$attempt.status" 2>/dev/null) || status=137
   exit "$status"
 }

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU slice that it asks for as a queued resource.
+# Trains on a Cloud TPU slice that it requests as a queued resource.
 #
 #   NAME=run1 ZONE=us-east5-b TYPE=v5litepod-64 SPOT=1 DELETE=1 \
 #     launch/tpu_pod.sh --config=configs/sudoku_utm.py:paper --workdir=/mnt/shared/run
 #
-# Waits until the slice is there, then does what tpu_vm.sh does. A slice that
-# was preempted is requested again, and the run resumes.
+# Waits for the slice, then works like tpu_vm.sh. A preempted slice is requested
+# again, and the run resumes.
 #
 #   TYPE          accelerator type, such as v4-32, v5litepod-64, v5p-32, v6e-64
-#   RUNTIME       the one for TYPE
+#   RUNTIME       default for TYPE
 #   SPOT=1        cheaper, may be preempted
-#   DELETE=1      delete the slice when the run has ended, however it ended
+#   DELETE=1      delete the slice when the run ends, for any reason
 #   NAME ZONE PROJECT SETUP MAX_RESTARTS PAUSE DRY_RUN   as in tpu_vm.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,7 +39,7 @@ delete() {
     --force --quiet
 }
 
-# The state of the request or, once that is granted, of the machine.
+# The state of the request or, once granted, of the machine.
 state() {
   local state
   state=$(gcloud compute tpus queued-resources describe "$NAME" \

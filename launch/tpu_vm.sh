@@ -4,20 +4,20 @@
 #   NAME=my-tpu ZONE=us-east5-b launch/tpu_vm.sh \
 #     --config=configs/sudoku_utm.py:paper --workdir=/mnt/shared/run
 #
-# Installs what is committed on all hosts, starts the same command on all of
-# them with --distributed, and follows it. Starts it again when it ends with 4
-# or 5 or when the connection is lost. The run outlives this script: the same
-# command again stops it, saved, and resumes. All hosts must see --workdir.
+# Installs the committed files on all hosts, starts the same command on all of
+# them with --distributed, and follows it. Restarts it after exit status 4 or 5 or
+# a lost connection. The run outlives this script: repeating the command saves and
+# stops the run, and resumes it. All hosts must see --workdir.
 #
 #   NAME ZONE     of the TPU VM
 #   PROJECT       gcloud's own if empty
-#   SETUP         what every host runs before each start, such as
+#   SETUP         command for every host before each start, such as
 #                 'mountpoint -q /mnt/x || sudo mount 10.0.0.2:/x /mnt/x'
 #   MAX_RESTARTS  100
-#   PAUSE         30, seconds before a new start
+#   PAUSE         30, seconds before a restart
 #   DRY_RUN=1     print the commands, do nothing
 #
-# With several hosts gcloud wants: ssh-add ~/.ssh/google_compute_engine
+# With several hosts gcloud needs: ssh-add ~/.ssh/google_compute_engine
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/common.sh

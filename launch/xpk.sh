@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Trains on TPUs of a GKE cluster that xpk made (github.com/AI-Hypercomputer/xpk).
+# Trains on TPUs of a GKE cluster by xpk (github.com/AI-Hypercomputer/xpk).
 #
 #   NAME=run1 CLUSTER=tpus TYPE=v5litepod-64 IMAGE=example.com/loopjax-tpu \
 #     launch/xpk.sh --config=configs/sudoku_utm.py:paper --workdir=/shared/run1
 #
-# Queues a workload, which xpk restarts after a preemption or an exit status
-# of 4 or 5; the run resumes. The image comes from launch/Dockerfile.
+# Queues a workload, which xpk restarts after a preemption or exit status 4 or 5;
+# the run resumes. The image comes from launch/Dockerfile.
 #
 #   CLUSTER       of `xpk cluster create`
 #   TYPE          accelerator type, such as v4-32, v5litepod-64, v5p-32, v6e-64
 #   SLICES        1
-#   STORAGE       of `xpk storage`, what is mounted where --workdir is
+#   STORAGE       of `xpk storage`, mounted where --workdir is
 #   PROJECT ZONE  xpk's own if empty
 #   NAME IMAGE MAX_RESTARTS DRY_RUN   as elsewhere
 set -euo pipefail

@@ -12,21 +12,21 @@
 # The universal transformer with memory tokens (UTM; G. Sapunov, arXiv
 # 2604.21999) is *one* transformer block, applied $K$ times to all cells of a
 # board at once, with $M$ learned memory tokens beside them (section 2.1). After
-# loop $k$ a router reads each token's state $g_k$,
+# loop $k$ a router computes from each token's state $g_k$
 #
 # $$p_k = \sigma(w^\top g_k + b),$$
 #
 # and a token stops once its $p_k$ sum to $1 - \epsilon$: adaptive computation
-# time, ACT. What it predicts is read from $\sum_k w_k\, g_k$ with weights $w_k
-# = p_k$, and the remainder at its last loop (section 2.2). The router's bias
-# starts at $-3$, so that tokens think for long at first: the paper's deep
-# start.
+# time, ACT. Its prediction is read out from $\sum_k w_k\, g_k$ with weights
+# $w_k = p_k$, and the remainder at its last loop (section 2.2). The router's
+# bias starts at $-3$, which makes tokens use many loops at first: the paper's
+# deep start.
 #
 # In the code this is `Model.__call__` in `loopjax/models/utm/model.py` and
 # `halting.ACT` in `loopjax/loop/halting.py`.
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -42,7 +42,7 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
@@ -50,10 +50,11 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # ## Train
 #
 # `configs/sudoku_utm.py` is the experiment: model, data, optimizer and steps.
-# What follows the colon on the command line is the argument here. The preset
-# `tiny` has 6x6 boards and 51,545 parameters; about half of its steps will do.
-# `train.run` is what `python -m loopjax.main --config=configs/sudoku_utm.py`
-# calls. Run again, the cell says that the run is complete; stopped, it resumes.
+# The part after the colon on the command line is the argument here. The preset
+# `tiny` has 6x6 boards and 51,545 parameters; about half of its steps are
+# enough. `train.run` is what `python -m loopjax.main
+# --config=configs/sudoku_utm.py` calls. If you run the cell again, it reports
+# that the run is complete, or resumes an interrupted run.
 
 # %%
 from loopjax import train
@@ -67,13 +68,13 @@ summary = train.run(config, workdir, "train")
 print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 
 # %% [markdown]
-# ## Look at puzzles that it has never seen
+# ## Look at unseen puzzles
 #
-# `trained.read` reads a run's last checkpoint. An `EvaluatedModel` is the model
+# `trained.read` loads a run's last checkpoint. An `EvaluatedModel` is the model
 # with its outputs on part of the test split; all figures are drawn from one.
-# This picture is a hard puzzle that is solved: what the model would answer
-# after some of the loops, stronger where it is more certain. Then the output,
-# the weighted sum.
+# This figure shows a hard puzzle that is solved: the answer after some of the
+# loops, in stronger colours where the model is more certain, and then the
+# output, the weighted sum.
 
 # %%
 from IPython.display import display
@@ -96,7 +97,7 @@ evaluated = evaluated_lib.evaluate_model(
 
 
 # %%
-def show(files):  # With few colours, which keeps the notebook small.
+def show(files):  # Few colours keep the notebook small.
   display(*(Image.open(f).convert("RGB").quantize(200) for f in files))
 
 
@@ -105,9 +106,9 @@ show(sudoku.draw_solved(evaluated))
 # %% [markdown]
 # ## More loops than it was trained with
 #
-# Nothing ties a looped model to its training depth. Reading the answer off
-# after every loop, up to four times as many (section 5.2, figure 7), shows how
-# many it needs, and whether more of them harm it.
+# A looped model is not limited to its training depth. The answer after every
+# loop, up to four times the trained number (section 5.2, figure 7), shows how
+# many loops it needs, and whether more of them harm it.
 
 # %%
 from loopjax.analysis.loops import depth
@@ -121,23 +122,23 @@ show(plots.draw_depth(scores, headline, loops, examples, evaluated.directory))
 # %% [markdown]
 # ## When does a cell stop?
 #
-# On the left the mean over puzzles, on the right the puzzle from above. Are the
-# given digits, which only have to be copied, done earlier?
+# Left: mean over puzzles; right: the puzzle above. Do the given digits, which
+# only have to be copied, stop earlier?
 
 # %%
 show(sudoku.draw_halting_map(evaluated))
 
 # %% [markdown]
-# In the run shown here they are, by a fraction of a step: nearly all tokens
-# wait for the last loops, and a few givens leave early.
+# In the run shown here they do, by a fraction of a step: nearly all tokens run
+# until the last loops, and a few givens stop early.
 #
 # ## Your own puzzle
 #
-# Type one in, `.` for a blank. `make_forward` compiles a forward pass over
-# given inputs that records what is asked for in every loop: here each loop's
-# prediction, and the weight $w_k$ of each token, memory tokens first. A
-# puzzle's tokens are its digits plus one; a blank is 1. Digits that are not
-# certain, with less than half of the probability, are shown as `·`.
+# Enter one, with `.` for a blank. `make_forward` compiles a forward pass that
+# records the requested traces in every loop: here each loop's prediction, and
+# the weight $w_k$ of each token, memory tokens first. A puzzle's tokens are its
+# digits plus one; a blank is 1. Uncertain digits, with a probability below one
+# half, are shown as `·`.
 
 # %%
 import numpy as np
@@ -145,7 +146,7 @@ import numpy as np
 board = settings.task.board
 given = evaluated.batch["inputs"][sudoku.choose(evaluated)[0]] - 1
 puzzle = "".join(str(digit) if digit else "." for digit in given)
-# puzzle = "..." for one of yours: row by row, a character a cell.
+# puzzle = "..." for your own: row by row, one character per cell.
 
 cells = [1 if c == "." else int(c) + 1 for c in puzzle]
 tokens = np.array([cells], np.int32)
@@ -173,10 +174,10 @@ for row in zip(*panels, strict=True):
 # %% [markdown]
 # ## A larger board, without training
 #
-# Trained models come with the package: wherever a run's directory is read,
-# `zoo:NAME` stands for one (`python -m loopjax.zoo list`). This one was trained
-# on 9x9 boards for 34 minutes; `loopjax play zoo:sudoku_nine` shows the same in
-# the browser. How many blanks of a hard puzzle are right after each loop?
+# The package includes trained models: use `zoo:NAME` in place of a run's
+# directory (`python -m loopjax.zoo list`). This one was trained on 9x9 boards
+# for 34 minutes; `loopjax play zoo:sudoku_nine` shows the same in the browser.
+# How many blanks of a hard puzzle are correct after each loop?
 
 # %%
 from loopjax.play import load
@@ -190,11 +191,11 @@ for k, digits in enumerate(found["digits"][:-1]):
   print(f"loop {k + 1:2}  {'#' * right}{'.' * (len(blanks) - right)} {right}")
 
 # %% [markdown]
-# ## Go on
+# ## Next steps
 #
 # * 9x9: `--config=configs/sudoku_utm.py:nine`, three quarters of an hour on two
 #   cores; `:paper` is the paper's scale and data.
 # * Do memory tokens matter? `python -m loopjax.sweep
 #   --config=configs/sudoku_utm.py --sweep=memory_curve`, then `python -m
-#   loopjax.report` on its folder, puts our numbers next to the paper's Table 3.
+#   loopjax.report` on its folder, shows our numbers beside the paper's Table 3.
 # * Another halting rule: [notebook 7](7_your_own.ipynb).

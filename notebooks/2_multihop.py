@@ -7,31 +7,33 @@
 # ---
 
 # %% [markdown]
-# # Multi-hop questions: find the misaligned bridge, and mend it
+# # Multi-hop questions: find the misaligned bridge, and fix it
 #
-# *Who is the wife of the teacher of a?* takes two facts: $(a, r_1) \to b$ and
+# *Who is the wife of the teacher of a?* needs two facts: $(a, r_1) \to b$ and
 # $(b, r_2) \to c$; $b$ is the bridge. A looped transformer applies one stack
 # twice,
 #
 # $$H^{k+1} = f_\theta(H^k), \qquad H^0 = W[x] \qquad \text{(equation 2)},$$
 #
-# so the loop that looks up the first fact could look up the second one, too.
-# DiscoLoop (arXiv 2607.00341) trains it on two graphs. Of graph A it sees facts
-# and questions that compose them; of graph B only facts. Then it answers unseen
-# questions of A (ID), but few of B (OOD), although it knows all of B's facts.
+# so the loop that looks up the first fact could also look up the second one.
+# DiscoLoop (arXiv 2607.00341) trains it on two graphs. For graph A it sees
+# facts and questions that compose them, for graph B only facts. It then answers
+# unseen questions about A (ID), but few about B (OOD), although it knows all of
+# B's facts.
 #
 # Why? After loop 1 the bridge can be *read out* of the state. But loop 2 was
-# never shown this state as something to look up in B: the state is not the
-# embedding $W[b]$ that facts of $b$ were learned from. The paper's test:
-# between the loops, move the state towards that embedding,
+# never trained to look up this state in B: the state is not the embedding
+# $W[b]$ with which the facts about $b$ were learned. The paper's test: between
+# the loops, move the state towards that embedding,
 #
 # $$H \leftarrow (1 - \alpha)\, H + \alpha\, \mathrm{Norm}(W[b])
 # \qquad \text{(equation 3)},$$
 #
-# without any training. If the second hop then works, it was only misaligned.
+# without any training. If the second hop then works, the bridge was only
+# misaligned.
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -47,16 +49,15 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %% [markdown]
 # ## Train the vanilla loop
 #
-# Half the preset's entities, and width 256: minutes instead of a third of an
-# hour. An epoch has every composed question once and every single fact 18
-# times.
+# Half the preset's entities, and width 256: a few minutes instead of 20. An
+# epoch has every composed question once and every single fact 18 times.
 
 # %%
 from loopjax import train
@@ -76,9 +77,9 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # %% [markdown]
 # ## Ask
 #
-# `questions.gather` takes the test's questions apart: entities, relations, and
-# the position from which on a bridge can be known. An `InstrumentedModel` has
-# functions that observe and edit the hidden states of the model.
+# `questions.gather` parses the test's questions: entities, relations, and the
+# first position at which a bridge is determined. An `InstrumentedModel` has
+# functions that observe and edit the model's hidden states.
 
 # %%
 import numpy as np
@@ -103,9 +104,9 @@ for name, hops, rows in question_set.by_split():
 # %% [markdown]
 # ## Where is the bridge?
 #
-# The logit lens: read the state after every loop, at every position, with the
-# model's own read-out. The frame is where the bridge can first be known. (Loops
-# count from 1, positions from 0; a question is $a, r_1, r_2$.)
+# The logit lens: apply the model's own read-out to the state after every loop,
+# at every position. The frame marks where the bridge is first determined.
+# (Loops count from 1, positions from 0; a question is $a, r_1, r_2$.)
 
 # %%
 from IPython.display import Image, display
@@ -122,21 +123,20 @@ pictures.mkdir(exist_ok=True)
 show(figures.draw_lens(readings.logit_lens(question_set, observed), pictures))
 
 # %% [markdown]
-# If the bridge can be read after loop 1 in both graphs, how close is the state
-# to its embedding in each? (Table 1b of the paper; the other columns are
+# If the bridge can be read out after loop 1 in both graphs, how close is the
+# state to its embedding in each? (Table 1b of the paper; the other columns are
 # controls.)
 
 # %%
 print(tables.cosines(readings.cosines(question_set, observed)))
 
 # %% [markdown]
-# ## Mend it
+# ## Fix it
 #
-# One question of graph B that is answered wrongly. `passed_on` is the state
-# that loop 1 passes on at the bridge's position, `embed` is
-# $\mathrm{Norm}(W[b])$, and `answer` runs the model with the edited state. The
-# token $b$ is the state's own most likely one: nothing about the right answer
-# is used.
+# One question about graph B with a wrong answer. `passed_on` is the state after
+# loop 1 at the bridge's position, `embed` is $\mathrm{Norm}(W[b])$, and
+# `answer` runs the model with the edited state. The token $b$ is the most
+# likely token of the state itself: nothing about the correct answer is used.
 
 # %%
 from loopjax.analysis.multihop import interventions
@@ -165,11 +165,11 @@ for i in np.flatnonzero(wrong_then_right)[:1]:
 print(f"so mended: {wrong_then_right[ood].mean():.0%} of the OOD questions")
 
 # %% [markdown]
-# ## All of them, at every strength
+# ## All questions, at every strength
 #
 # Figure 2 (right) of the paper, with a control: the embedding of an entity that
-# has nothing to do with the question. The same code with other targets and
-# norms is what the command below draws.
+# does not occur in the question. The command below draws the same with other
+# targets and norms.
 
 # %%
 from loopjax.analysis.plots import draw
@@ -198,11 +198,11 @@ figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
 show([draw.save(figure, pictures / "intervention.png")])
 
 # %% [markdown]
-# ## Go on
+# ## Next steps
 #
 # * `python -m loopjax.analysis.multihop WORKDIR` does all of this for a run,
 #   and causal patching.
-# * DiscoLoop makes the mending part of the model: between the loops it passes
-#   on a mixture of the state and of the embedding that it decodes to (equations
-#   4 and 5). Train it by leaving out `model.name=looped`; the README has the
-#   preset's results, three seeds of each.
+# * DiscoLoop makes the fix part of the model: between the loops it mixes the
+#   state with the embedding of the tokens that it decodes to (equations 4 and
+#   5). To train it, omit `model.name=looped`; the README has the preset's
+#   results for three seeds.

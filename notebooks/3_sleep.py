@@ -9,22 +9,22 @@
 # %% [markdown]
 # # Sleep: fast weights take over an evicted window
 #
-# *Language Models Need Sleep* (arXiv 2605.26099): a model reads a long text
-# window by window, and attention sees only the current one. Before a window is
-# dropped, the model *sleeps*: it passes over the window $N$ times,
+# *Language Models Need Sleep* (arXiv 2605.26099): a model processes a long text
+# window by window, and attention sees only the current window. Before a window
+# is evicted, the model *sleeps*: it passes over the window $N$ times,
 #
 # $$h, S \leftarrow \mathrm{Blocks}(h, S) \qquad \text{(algorithm 1)},$$
 #
 # and in every pass its memory layers write to their fast weights $S$ by the
-# gated delta rule. Afterwards keys and values are gone; what is left of the
-# window is $S$. Reading the answer takes one pass.
+# gated delta rule. Afterwards the keys and values are gone; only $S$ remains of
+# the window. The answer takes one pass.
 #
-# Here the window is the state of a cellular automaton, and the question is what
-# a cell of it will be some steps later (section 6.1). More passes can compute
-# more of it *before* the window is dropped.
+# Here the window is the state of a cellular automaton, and the question is the
+# value of a cell some steps later (section 6.1). More passes can compute more
+# of it *before* the window is evicted.
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -40,15 +40,15 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %% [markdown]
 # ## Train with four passes
 #
-# Rule 110: two states of 12 cells, each a window of its own; the question is
-# the first cell of each, four steps later. 16,148 parameters.
+# Rule 110: two states of 12 cells, each in its own window; the question is the
+# first cell of each, four steps later. 16,148 parameters.
 
 # %%
 from loopjax import train
@@ -56,19 +56,18 @@ from loopjax.config import presets
 
 get_config = presets.read("configs/automaton_sleep.py")["get_config"]
 small = "tiny,task.num_steps=4,run.num_steps=700,run.checkpoint_every=700"
-small += ",model.A_range=(0.0,16.0)"  # As these outputs were made.
+small += ",model.A_range=(0.0,16.0)"  # As in the outputs shown.
 config = get_config("smoke" if SMOKE else small)
 workdir = RUNS / "sleep"
 summary = train.run(config, workdir, "train")
 print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 
 # %% [markdown]
-# ## Read by hand
+# ## Step by step
 #
-# What `Model.__call__` does, in the functions that it is made of: `sleep` over
-# each window, then `awake` over the answer's tokens. Windows reach the answer
-# only through `kept`, and there is nothing but fast weights in it: with
-# `eviction="hard"` no key and no value survives.
+# `Model.__call__` in terms of its parts: `sleep` over each window, then `awake`
+# over the answer's tokens. Windows affect the answer only through `kept`, which
+# contains only fast weights: with `eviction="hard"` no keys or values survive.
 
 # %%
 import functools
@@ -92,7 +91,7 @@ inputs, targets = batch["inputs"], batch["targets"][:, -answer:]
 # %%
 @functools.partial(jax.jit, static_argnames="num_passes")
 def sleep(params, inputs, num_passes):
-  """What is kept after each window."""
+  """The state kept after each window."""
   model = nnx.merge(run.graphdef, params)
   kept = model.empty_state(
     len(inputs), num_past=model.config.num_past, carry_convolutions=False
@@ -127,9 +126,9 @@ print(f"numbers in fast weights, per example: {fast[:, :, 0].size}")
 # %% [markdown]
 # ## How many passes does it need?
 #
-# The same parameters, falling asleep with fewer or more passes than in
-# training. The share of examples of which both cells are right; "constant" is
-# the best answer that ignores the input.
+# The same parameters, with fewer or more passes than in training. The plot
+# shows the fraction of examples with both cells correct; "constant" is the best
+# answer that ignores the input.
 
 
 # %%
@@ -144,10 +143,10 @@ for n in range(1, passes + 3):
   print(f"passes: {n}  {share:.3f}" + "  (as trained)" * (n == passes))
 
 # %% [markdown]
-# ## Watch them being written
+# ## Watch the fast weights change
 #
-# Fast weights of one example, a matrix for each head, from zero: after each
-# pass over the first window, and then over the second.
+# The fast weights of one example, one matrix per head, starting from zero:
+# after each pass over the first window, and then over the second.
 
 # %%
 from loopjax.analysis.plots import draw
@@ -184,9 +183,9 @@ display(Image(filename=workdir / "fast_weights.png"))
 # ## Is the window really in there?
 #
 # Give every example the fast weights of its neighbour in the batch. If they
-# hold the window, the answers are now the neighbour's. And without them,
-# nothing is known. (Only the first cell is compared: the second one is asked
-# for after the first one's true value, which belongs to the example itself.)
+# hold the window, the answers are now the neighbour's; without them, the model
+# can only guess. (Only the first cell is compared: the second is predicted
+# after the first one's true value, which belongs to the example itself.)
 
 
 # %%
@@ -214,11 +213,11 @@ for name, change in {
   )
 
 # %% [markdown]
-# ## Go on
+# ## Next steps
 #
-# * What one pass learns in the same number of steps:
+# * One pass, trained for the same number of steps:
 #   `--config=configs/automaton_sleep.py:tiny,model.num_passes=1`; the README
 #   has three seeds of both.
 # * Sliding windows, gradients through fewer passes, fixed points:
 #   `model.eviction`, `model.gradient_passes`, `model.implicit_terms`.
-# * Memory put into a looped model that is already trained: `docs/insertion.md`.
+# * Memory inserted into a trained looped model: `docs/insertion.md`.

@@ -9,22 +9,23 @@
 # %% [markdown]
 # # MELT: one cache for all loops
 #
-# A looped model that writes token by token keeps keys and values of *every*
+# A looped model that generates token by token stores keys and values of *every*
 # loop: $K$ times the memory of a model without loops. MELT (arXiv 2605.07721)
-# keeps one row per token. Loop $t$ would make keys and values of its input
-# $x_t$; here they are made of a latent that a gate carries from loop to loop,
+# stores one row per token. Usually, loop $t$ computes keys and values from its
+# input $x_t$; here it computes them from a latent that a gate updates from loop
+# to loop,
 #
 # $$z_t = \sigma(W_z x_t + U_z h_{t-1} + b_z), \qquad
 # h_t = z_t \odot h_{t-1} + (1 - z_t) \odot x_t \qquad \text{(section 3.2)},$$
 #
-# and each loop writes its keys and values, $W_K h_t$ and $W_V h_t$, over those
-# of the loop before. A trained looped model becomes one in two phases: first
-# keys and values go gradually from $x_t$ to $h_t$ (interpolated transition),
-# then attention outputs, too, are pulled to those of the looped model
+# and each loop writes its keys and values, $W_K h_t$ and $W_V h_t$, over the
+# previous loop's. A trained looped model is converted in two phases: first the
+# input of keys and values changes gradually from $x_t$ to $h_t$ (interpolated
+# transition), then attention outputs are also aligned with the looped model's
 # (section 3.3).
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -40,14 +41,14 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %% [markdown]
 # ## A looped model, the teacher
 #
-# Four loops of two layers of width 64, on made-up sums modulo 23 such as
+# Four loops of two layers of width 64, on synthetic sums modulo 23 such as
 # `7*(3-12)=6`, byte by byte.
 
 # %%
@@ -67,7 +68,7 @@ if SMOKE:
 
 # %%
 def run(name, num_steps, **settings):
-  """Trains, or goes on from where it was; the run's directory."""
+  """Trains or resumes a run; returns its directory."""
   steps = 20 if SMOKE else num_steps
   config = get_config(size)
   values = {
@@ -89,10 +90,10 @@ teacher = run("teacher", 300, model__name="looped", optim__gate_rate=1.0)
 # %% [markdown]
 # ## Phase 1, then phase 2
 #
-# Everything of the teacher is taken over; only the gates are new. In phase 1
-# $\alpha$, the latent's share in keys and values, rises from 0 to 1, and every
-# loop's read-out learns the teacher's. Texts are trained in chunks of 16 tokens
-# whose gradient goes through the rows of all chunks before.
+# All of the teacher's parameters are reused; only the gates are new. In phase 1
+# $\alpha$, the latent's weight in keys and values, rises from 0 to 1, and every
+# loop's read-out is distilled from the teacher's. Training processes texts in
+# chunks of 16 tokens, with gradients through the rows of all earlier chunks.
 
 # %%
 slower = {"optim__learning_rate": 1e-3, "optim__muon_learning_rate": 5e-3}
@@ -112,9 +113,9 @@ second = run(
 # %% [markdown]
 # ## What does sharing cost?
 #
-# Unseen rows, read token by token as a text is written. The looped model can
-# share keys and values without any training, too: those of one loop, or their
-# mean (the paper's table 5). Bytes are those of the buffers.
+# Unseen rows, processed token by token as in generation. The looped model can
+# also share keys and values without any training: one loop's, or their mean
+# (the paper's table 5). Bytes are buffer sizes.
 
 # %%
 import jax
@@ -131,13 +132,13 @@ test = settings.task_module.make_dataset(
 )
 batch = test.batches[0]
 whole = np.all(batch["weights"] > 0, axis=1)
-whole &= np.ptp(batch["documents"], axis=1) == 0  # A text of its own.
+whole &= np.ptp(batch["documents"], axis=1) == 0  # Rows of one document.
 inputs, targets = batch["inputs"][whole], batch["targets"][whole]
 
 
 # %%
 def read_bits(workdir, kind):
-  """Bits per byte, read token by token with a kind of cache."""
+  """Bits per byte, token by token with a kind of cache."""
   model_run = trained.read(workdir)
   name = model_run.settings.plain["model"]["name"]
   reading = MODELS[name].reading
@@ -205,7 +206,7 @@ left.legend(frameon=False)
 for (name, (by_token, bits)), color, marker in zip(
   found.items(), draw.PALETTE, "os^vD*", strict=False
 ):
-  right.plot(  # Hollow, and one larger than the other, where two coincide.
+  right.plot(  # Hollow and of different sizes, to show coinciding points.
     by_token, bits, marker, color=color, label=f"{name}: {bits:.2f}",
     ms=14 if marker == "*" else 7, fillstyle="none", mew=1.6,
   )  # fmt: skip
@@ -216,15 +217,16 @@ path = draw.save(figure, second / "caches.png")
 display(Image.open(path).convert("RGB").quantize(200))
 
 # %% [markdown]
-# In the run shown here keys and values that are shared without training make
-# another, worse model of it, even their mean; MELT reads with a fourth of the
-# cache and loses 1 %. Sums need little of what stands far before, so that
-# phase 2 adds nothing: the paper writes up to 32,768 tokens.
+# In the run shown here, sharing keys and values without training makes the
+# model much worse, even with their mean; MELT uses a fourth of the cache and
+# loses 1 %. Sums depend little on distant tokens, and phase 2 adds nothing: the
+# paper generates up to 32,768 tokens.
 #
-# ## Write
+# ## Generate
 #
-# Greedy, from both. Sums are modulo 23, as the made arithmetic has them. In
-# these minutes neither has learned more of adding than how a result looks.
+# Greedy, with both models. Sums are modulo 23, as in the synthetic text. In
+# these minutes neither model has learned more about addition than the form of a
+# result.
 
 # %%
 from loopjax.saved import language_model as language_model_lib
@@ -263,7 +265,7 @@ for index, one in enumerate(sums):
 # %% [markdown]
 # ## At the paper's sizes
 #
-# The same count for the paper's models (its table 2).
+# The same sizes for the paper's models (its table 2).
 
 # %%
 from loopjax.analysis import memory
@@ -271,10 +273,10 @@ from loopjax.analysis import memory
 print(memory.table_2().split("\n\n")[0])
 
 # %% [markdown]
-# ## Go on
+# ## Next steps
 #
-# * All in one command, at the preset's size: `python -m loopjax.sweep
-#   --config=configs/lm_melt.py --sweep=pipeline`; which part does what
+# * All of this in one command, at the preset's size: `python -m loopjax.sweep
+#   --config=configs/lm_melt.py --sweep=pipeline`; the effect of each part
 #   (table 4): `--sweep=components`.
 # * From published weights: import Ouro (`python -m loopjax.hub import`), then
 #   `--config=configs/lm_melt.py:paper,run.init_from=runs/ouro`.

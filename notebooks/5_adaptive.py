@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # Adaptive loops: where a language model thinks
+# # Adaptive loops: where a language model spends its iterations
 #
 # *Adaptive Loops and Memory* (arXiv 2603.08391) puts the loop inside each
 # layer: a token passes through the same block up to $N$ times,
@@ -19,16 +19,16 @@
 # $$h^{(t)} = h^{(t-1)} + s_t\, f_\theta(h^{(t-1)}) \qquad
 # \text{(equation 5)},$$
 #
-# and what leaves the layer is $\sum_t p_{\mathrm{halt}}^{(t)} h^{(t)}$. Nothing
-# asks for loops, and nothing forbids them; with $p_{\mathrm{halt}}$ a token has
-# an expected number of iterations $E[n] = \sum_t t\, p_{\mathrm{halt}}^{(t)}$
-# (equation 12). Each layer also reads a bank of learned slots of its own, and
-# all layers a common one (equations 6 to 10).
+# and the output of the layer is $\sum_t p_{\mathrm{halt}}^{(t)} h^{(t)}$.
+# Nothing in the loss rewards or penalises loops; with $p_{\mathrm{halt}}$ a
+# token has an expected number of iterations $E[n] = \sum_t t\,
+# p_{\mathrm{halt}}^{(t)}$ (equation 12). Each layer also queries its own bank
+# of learned slots, and a bank shared by all layers (equations 6 to 10).
 #
-# So where does a model take its time?
+# Where does a model spend its iterations?
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -44,16 +44,16 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %% [markdown]
 # ## Train
 #
-# Bytes of two sources, as many rows of one as of the other: made-up arithmetic
-# such as `7*(3-12)=6`, modulo 23, and this package's own code. Two layers of
-# width 128 and three iterations. Your text goes into `task.train_files`.
+# Bytes of two sources with equal numbers of rows: synthetic arithmetic such as
+# `7*(3-12)=6`, modulo 23, and this package's own code. Two layers of width 128
+# and three iterations. For your own text, set `task.train_files`.
 
 # %%
 from loopjax import config as config_lib
@@ -112,7 +112,7 @@ evaluated = evaluated_lib.evaluate_model(
 
 
 # %%
-def show(files):  # With few colours, which keeps the notebook small.
+def show(files):  # Few colours keep the notebook small.
   pictures = [Image.open(f) for f in files if f.suffix == ".png"]
   display(*(picture.convert("RGB").quantize(200) for picture in pictures))
 
@@ -120,9 +120,9 @@ def show(files):  # With few colours, which keeps the notebook small.
 show(adaptive.draw_loops(evaluated))
 
 # %% [markdown]
-# ## Where it thinks
+# ## Where it iterates
 #
-# Unseen text, each character on the colour of the iterations that were spent on
+# Unseen text; the colour of each character shows the iterations spent on
 # *predicting* it, in the layer that loops most.
 
 # %%
@@ -143,7 +143,7 @@ tokenizer = Tokenizer(settings.task.tokenizer)
 
 # %%
 def draw_text(rows, width=64):
-  """Targets of some rows, each token on the colour of its iterations."""
+  """Targets of some rows, each token coloured by its iterations."""
   parts = []
   for row in rows:
     here = batch["weights"][row] > 0
@@ -177,8 +177,8 @@ show([draw_text(np.concatenate(chosen))])
 # %% [markdown]
 # ## Which characters
 #
-# Means by kind of the predicted character, next to how hard it was to predict:
-# is time spent where the loss is?
+# Means by kind of the predicted character, and how hard it was to predict: are
+# iterations spent where the loss is high?
 
 # %%
 from loopjax.losses import tokens as losses
@@ -203,27 +203,26 @@ correlation = np.corrcoef(spent[there], loss[there])[0, 1]
 print(f"correlation of iterations and loss: {correlation:.2f}")
 
 # %% [markdown]
-# In the run shown here it is not: all digits get nearly three iterations, those
-# that follow from their line and those that are made up alike, and letters
-# fewer. What the layer tells apart is kinds of text. Whether it computes
-# something in the meantime is another question:
-# `--sweep=knowledge_vs_manipulation`.
+# In the run shown here they are not: all digits get nearly three iterations,
+# whether they follow from their line or are random, and letters fewer. The
+# layer distinguishes kinds of text. Whether it computes anything in these
+# iterations is another question: `--sweep=knowledge_vs_manipulation`.
 #
 # ## Stop early
 #
 # At inference a token can stop once its $p_{\mathrm{halt}}$ sum to a threshold;
-# the iteration at which it does gets the remainder. How many
-# iterations then count, and what does it cost? (Later tokens attend to the keys
-# and values of every iteration, so compute is saved only where a whole row has
+# the iteration at which it stops gets the remainder. How many iterations then
+# count, and what is the loss in quality? (Later tokens attend to the keys and
+# values of every iteration: compute is saved only once a whole row has
 # stopped.)
 
 # %%
 show(adaptive.draw_exits(evaluated))
 
 # %% [markdown]
-# ## Go on
+# ## Next steps
 #
 # * The paper's ten models, with and without loops and banks, at equal
 #   parameters and FLOPs: `python -m loopjax.sweep
 #   --config=configs/lm_adaptive.py --sweep=table_1`.
-# * A price on iterations (equation 11): `model.ponder_weight=0.01`.
+# * A penalty on iterations (equation 11): `model.ponder_weight=0.01`.

@@ -10,22 +10,22 @@
 # # Ouro: a looped language model that knows when to stop
 #
 # Ouro (arXiv 2510.25741) is one stack of blocks, applied $K = 4$ times to every
-# token, with a read-out and an exit gate after every loop. Of the gate's
-# $\lambda_t$, the chance to leave after loop $t$ if one is still there,
+# token, with a read-out and an exit gate after every loop. With the gate's
+# $\lambda_t$, the probability of exiting after loop $t$ if it is reached,
 #
 # $$p_t = \lambda_t \prod_{s<t} (1 - \lambda_s), \qquad
 # p_K = \prod_{s<K} (1 - \lambda_s) \qquad \text{(section 3.2)},$$
 #
-# and the model is trained on what it is expected to lose, with an entropy that
-# keeps all exits in use:
+# and the model is trained on the expected loss, with an entropy term that keeps
+# all exits in use:
 #
 # $$\mathcal{L} = \sum_t p_t\, \mathcal{L}_t - \beta H(p).$$
 #
-# At inference a token leaves after the first loop at which $\sum_{s \le t} p_s$
+# At inference a token exits after the first loop at which $\sum_{s \le t} p_s$
 # is at least a threshold $q$.
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -41,18 +41,18 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
 # %% [markdown]
 # ## The model
 #
-# On an accelerator the published weights, 2.9 GB from the Hugging Face Hub. On
-# a CPU, or where the Hub cannot be reached, a small LoopLM of the same parts is
-# trained: the preset `tiny` of `configs/lm_looped.py` on the bytes of this
-# package's own code. **The outputs shown here are those of the small one.** The
-# cells are the same for both.
+# On an accelerator, this uses the published weights, 2.9 GB from the Hugging
+# Face Hub. On a CPU, or if the Hub is unavailable, it trains a small LoopLM
+# with the same parts: the preset `tiny` of `configs/lm_looped.py` on the bytes
+# of this package's own code. **The outputs shown here are from the small
+# model.** The cells are the same for both.
 
 # %%
 import jax
@@ -61,14 +61,14 @@ from loopjax import train
 from loopjax.config import presets
 from loopjax.hub import convert
 
-OURO = "ByteDance/Ouro-1.4B-Thinking"  # "" for the small one.
+OURO = "ByteDance/Ouro-1.4B-Thinking"  # "" for the small model.
 PUBLISHED = bool(OURO) and jax.default_backend() != "cpu" and not SMOKE
 if PUBLISHED:
   try:
     from huggingface_hub import snapshot_download
 
     folder = snapshot_download(OURO, allow_patterns=["*.json", "*.safetensors"])
-  except Exception as error:  # Whatever the network or the library raises.
+  except Exception as error:  # Any error of the network or the library.
     print(f"{OURO} cannot be had: {type(error).__name__}: {error}")
     PUBLISHED = False
 
@@ -96,8 +96,8 @@ elif not (workdir / "config.json").exists():
 # %% [markdown]
 # ## Generate
 #
-# `language_model.load` reads a run; `Engine` generates many texts at once. With
-# a chat template the model answers a question; else it continues a text.
+# `language_model.load` loads a run; `Engine` generates many texts at once. With
+# a chat template the model answers a question; otherwise it continues a text.
 
 # %%
 from loopjax.saved import language_model as language_model_lib
@@ -126,7 +126,7 @@ engine = source.make_engine(
 
 
 def write(threshold, num_tokens=length):
-  """Some texts, as many as the engine has slots."""
+  """Generates as many texts as the engine has slots."""
   requests = [
     GenerationRequest(
       prompt, num_tokens, Sampling(temperature=0.6, seed=seed),
@@ -142,13 +142,13 @@ print(tokenizer.decode(prompt[1:]) + write(1.0)[0].text)
 # %% [markdown]
 # ## Exit early
 #
-# The same prompt at several thresholds: how many loops a token has run, and how
-# many tokens a second come out. A batch leaves the loop with its last text.
+# The same prompt at several thresholds: the loops per token, and the tokens per
+# second. A batch exits the loop with its last text.
 
 # %%
 import time
 
-write(1.0)  # So that no program is compiled from here on.
+write(1.0)  # Compiles everything in advance.
 print(f"{'threshold':>9} {'loops a token':>14} {'tokens a second':>16}")
 for threshold in (1.0, 0.9, 0.7, 0.5, 0.3, 0.1):
   started = time.monotonic()
@@ -159,11 +159,11 @@ for threshold in (1.0, 0.9, 0.7, 0.5, 0.3, 0.1):
   print(f"{threshold:9} {ran:14.2f} {count / seconds:16.0f}")
 
 # %% [markdown]
-# ## What does it cost?
+# ## The cost in quality
 #
-# Text that the model has not seen, read twice as many loops as it was trained
-# with, and every loop read out: its loss, its most likely next token, the gate.
-# `exits.curve` then weighs exits by the gate against a fixed number of loops.
+# Unseen text, with twice the trained number of loops, and every loop read out:
+# its loss, its most likely next token, the gate. `exits.curve` then compares
+# exits by the gate with a fixed number of loops.
 
 # %%
 import jax.numpy as jnp
@@ -176,7 +176,7 @@ from loopjax.analysis.loops import exits
 from loopjax.analysis.plots import draw
 
 
-def show(files):  # With few colours, which keeps the notebook small.
+def show(files):  # Few colours keep the notebook small.
   pictures = [Image.open(f) for f in files if f.suffix == ".png"]
   display(*(picture.convert("RGB").quantize(200) for picture in pictures))
 
@@ -184,7 +184,7 @@ def show(files):  # With few colours, which keeps the notebook small.
 # %%
 @jax.jit
 def observe(params, rows):
-  """What every loop says after each token of rows [B, T]."""
+  """Every loop's read-out after each token of rows [B, T]."""
   model = nnx.merge(language_model.graphdef, params)
 
   def of_row(row):
@@ -219,7 +219,7 @@ seen = {
 found = exits.ExitMeasurements(
   losses=seen["loss"],
   gates=seen["gate"],
-  changes=np.zeros_like(seen["gate"]),  # For another rule than the gate.
+  changes=np.zeros_like(seen["gate"]),  # Used by another rule.
   weights=np.ones_like(seen["loss"][0]),
 )
 
@@ -237,14 +237,15 @@ show([draw.save(figure, workdir / "exits.png")])
 
 # %% [markdown]
 # In the run shown here three loops are better than the four of training, more
-# than four do harm, and the gate, which chooses by token, is a little better
-# than any fixed number. A gate that had learned nothing would lie on the line.
+# than four are harmful, and the gate, which chooses per token, is slightly
+# better than any fixed number. A gate without any learned information would lie
+# on the line.
 #
-# ## What would each loop say?
+# ## What would each loop predict?
 #
-# The *lens*: the read-out of every loop, over a piece of that text. Each square
-# is the most likely next token, the darker the more likely; the frame is the
-# loop after which the gate leaves at $q = 0.5$.
+# The *lens*: the read-out of every loop, over a part of that text. Each square
+# is the most likely next token, darker if more likely; the frame marks the loop
+# after which the gate exits at $q = 0.5$.
 
 # %%
 steps = exits.exit_steps(found, loops, "gate", 0.5)
@@ -286,8 +287,9 @@ figure.colorbar(image, ax=axes, label="probability", pad=0.01)
 show([draw.save(figure, workdir / "lens.png")])
 
 # %% [markdown]
-# Whom does the gate send out early? The share of tokens that leave after each
-# loop, how many of these are right there, and how many would be after the last.
+# Which tokens exit early? The fraction of tokens that exit after each loop, how
+# many of them are correct there, and how many would be correct after the last
+# loop.
 
 # %%
 right = seen["token"][:loops] == rows[None, :, 1:]
@@ -299,15 +301,15 @@ for n in range(loops):
     print(f"{n + 1:4} {leaves.mean():6.3f} {here:11.3f} {last:14.3f}")
 
 # %% [markdown]
-# In the run shown here leaving costs little: of those that leave after the
-# second or third loop one or two more in a hundred would be right after the
-# last, and those that leave after the first would be right *less* often.
+# In the run shown here exits cost little: of the tokens that exit after the
+# second or third loop, 1 to 2 % more would be correct after the last, and the
+# tokens that exit after the first would be correct *less* often.
 #
-# ## Go on
+# ## Next steps
 #
 # * In the terminal: `python -m loopjax.generate runs/lm_looped
 #   --prompt='It was' --exit_threshold=0.5 --report`; with the published weights
 #   `--hub=FOLDER --chat`.
-# * The gate alone, on what each loop improves (section 3.4):
+# * Training only the gate, on the improvement by each loop (section 3.4):
 #   `--config=configs/lm_looped.py:second_stage,run.init_from=runs/lm_looped`.
 # * Four loops for one loop's cache: [notebook 4](4_melt.ipynb).

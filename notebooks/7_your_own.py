@@ -9,17 +9,17 @@
 # %% [markdown]
 # # Your own looped model, in less than a hundred lines
 #
-# A new halting rule, a new model family, a new config; trained by the same
-# trainer, and tested by tests that are there already.
+# A new halting rule, a new model family and a new config, trained by the same
+# trainer and tested by existing tests.
 #
-# The idea: a token stops at the first loop at which the model is *confident* in
-# it, and that loop's prediction is its answer. No router, no remainder. (ACT,
-# arXiv 1603.08983, sums up what a router says, section 2.1; PonderNet, arXiv
-# 2107.05407, samples, equations 6 and 7.) So that every loop's prediction is
-# worth something, the loss is the mean over all loops.
+# The idea: a token stops at the first loop at which the model is *confident*,
+# and that loop's prediction is its answer. No router, no remainder. (ACT, arXiv
+# 1603.08983, sums a router's outputs, section 2.1; PonderNet, arXiv 2107.05407,
+# samples, equations 6 and 7.) To make every loop's prediction useful, the loss
+# is the mean over all loops.
 
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -35,7 +35,7 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
@@ -89,8 +89,8 @@ class Confident:
 # package of your own, `MODELS.register("confident", "my_package.confident")`.
 #
 # The block is the shared one: attention with rotary positions from the task's
-# coordinates (row, column and box), and an MLP. The board is added in each
-# loop.
+# coordinates (row, column and box), and an MLP. The board is added again in
+# each loop.
 
 
 # %%
@@ -126,8 +126,8 @@ class Model(nnx.Module):
 
 
 # %% [markdown]
-# The forward pass is a loop: a function from the carried values and the number
-# of the loop to the next carried values and the records that are asked for.
+# The forward pass is a loop: a function from the carry and the loop's index to
+# the next carry and the requested records.
 
 
 # %%
@@ -162,7 +162,7 @@ def think(model, inputs, num_loops, kind, trace):
 
 
 # %% [markdown]
-# The loss is the mean cross-entropy over loops, so that each one learns to
+# The loss is the mean cross-entropy over loops, which trains each loop to
 # answer; the costs are FLOPs after each number of loops.
 
 
@@ -202,11 +202,11 @@ MODELS["confident"] = Family(
 # ## Tests for free
 #
 # `tests/models/test_families.py` runs over `MODELS`: every parameter gets a
-# gradient, all kinds of loops and rematerialisation agree, the loop that stops
-# early gives the same result, costs are what XLA counts, every setting changes
-# the program, bfloat16 stays where it belongs. pytest needs no more than two
-# entries in that file; here we call the functions. A family's small size is all
-# that they ask for, and for each setting of its own a value to change it to.
+# gradient, all kinds of loops and rematerialisation agree, early stopping gives
+# the same result, costs equal XLA's counts, every setting changes the program,
+# and bfloat16 is used only where intended. For pytest, add two entries to that
+# file; here we call the functions. They need only a small config of the family,
+# and another value for each of its own settings.
 
 # %%
 sys.path[:0] = ["tests", "tests/loop", "tests/models"]
@@ -228,7 +228,7 @@ for name, test in list(vars(test_families).items()):
 # ## The config
 #
 # A config file has `PRESETS` and `get_config`; `paper` comes first, and the
-# other presets override it. Ours has one more preset, for minutes.
+# other presets override it. Ours has one more preset, which takes minutes.
 
 # %%
 from loopjax import config as config_lib
@@ -259,11 +259,11 @@ summary = train.run(get_config("smoke" if SMOKE else ""), workdir, "train")
 print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 
 # %% [markdown]
-# ## Does it stop when it is right?
+# ## Does it stop when it is correct?
 #
 # The threshold can be changed after training, since no parameter depends on it.
-# Lower ones stop earlier; what does that cost? (A batch runs until its slowest
-# cell has stopped.)
+# Lower thresholds stop earlier; what is the loss in accuracy? (A batch runs
+# until its slowest cell has stopped.)
 
 # %%
 import numpy as np
@@ -282,7 +282,7 @@ batch = test.batches[0]
 
 # %%
 def with_threshold(threshold):
-  """(exact match, loops run by a cell, loops run by the batch)."""
+  """(exact match, loops per cell, loops of the batch)."""
   model = dataclasses.replace(settings.model, threshold=threshold)
   graphdef, _ = program.abstract_model(settings._replace(model=model))
 
@@ -321,11 +321,11 @@ from IPython.display import Image, display
 display(Image(filename=workdir / "thresholds.png"))
 
 # %% [markdown]
-# ## Make it stay
+# ## Add it to the repository
 #
 # `docs/howto/model.md` has the steps: the family in
 # `loopjax/models/confident.py`, its line in `MODELS`,
 # `configs/sudoku_confident.py`, a row in `docs/papers.md`. Then every command
-# knows it: `python -m loopjax.main
-# --config=configs/sudoku_confident.py`, `--mode=eval
-# --config.eval.loop_kind=while`, sweeps, reports, meshes and checkpoints.
+# supports it: `python -m loopjax.main --config=configs/sudoku_confident.py`,
+# `--mode=eval --config.eval.loop_kind=while`, sweeps, reports, meshes and
+# checkpoints.

@@ -9,17 +9,18 @@
 # %% [markdown]
 # # Recurrent depth: more loops than it was trained with
 #
-# Huginn (arXiv 2502.05171) repeats only the middle of its layers, the core $R$,
+# Huginn (arXiv 2502.05171) repeats only its middle layers, the core $R$,
 # between a prelude $P$ and a coda $C$ that run once:
 #
 # $$e = P(x), \qquad h_k = R(e, h_{k-1}), \qquad p = C(h_K).$$
 #
-# What the prelude computed enters every loop, the state $h_0$ is random, and in
-# training the number of loops $K$ is drawn for every step. So the model should
-# run with any number of loops. Does it? And which of these matters for that?
+# The prelude's output enters every loop, the state $h_0$ is random, and
+# training draws the number of loops $K$ at every step. The model should
+# therefore run with any number of loops. Does it? And which of these choices
+# matters for that?
 #
 # %%
-# Finds the repository; on Colab it is fetched and installed first.
+# Finds the repository; on Colab, fetches and installs it first.
 import os
 import pathlib
 import runpy
@@ -35,7 +36,7 @@ if "google.colab" in sys.modules:
 os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
 runpy.run_path("notebooks/start.py", run_name="__main__")
 
-# The tests set this to a folder: everything is then tiny, and goes there.
+# The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 
@@ -43,9 +44,9 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # ## Train
 #
 # Three models with four loops, on this package's own code: a plain loop over
-# the core; Huginn's, with the prelude's output in every loop, norms of sums and
-# a random state, but always four loops; and that with a number of loops that is
-# drawn, four in the mean.
+# the core; Huginn's loop, with the prelude's output in every loop, norms of
+# sums and a random state, but always four loops; and the same with a random
+# number of loops, four on average.
 
 # %%
 from loopjax import config as config_lib
@@ -87,7 +88,7 @@ for name, changes in models.items():
 # %% [markdown]
 # ## Loss after every loop
 #
-# The end of training has read out every loop of one pass, up to eight times the
+# After training, every loop of one pass was read out, up to eight times the
 # trained number (`eval.depth_factor`); `loop=k` is after $k + 1$ loops.
 
 # %%
@@ -131,7 +132,7 @@ display(Image.open(path).convert("RGB").quantize(200))
 # ## How much of the state passes
 #
 # A linear injection maps $[h; e]$ to the core's input. The spectral norm of the
-# half that acts on $h$ bounds what is left of the state before the core.
+# half that acts on $h$ bounds what remains of the state before the core.
 
 # %%
 for name, metrics in found.items():
@@ -143,10 +144,9 @@ for name, metrics in found.items():
 
 # %% [markdown]
 # In this run, of one seed and 200 steps, the plain loop gets worse beyond the
-# four loops that it was trained with, though its state changes less and less.
-# With the injection and its norms it stays as good as it was, without that any
-# depth was drawn. Drawing it makes one and two loops better and the state
-# settle, and costs a little at the trained depth: a read-out can then stop when
-# the state or the read-out no longer changes (`--exit_rule=change`, `kl`). On
-# novels, with three seeds:
+# four loops of training, though its state changes less and less. With the
+# injection and its norms it stays as good, even without random depth. Random
+# depth improves one and two loops and makes the state converge, at a small cost
+# at the trained depth: inference can then stop when the state or the read-out
+# no longer changes (`--exit_rule=change`, `kl`). On novels, with three seeds:
 # `benchmarks/results/2026-11-23_cpu_2cores_recurrent_depth.md`.

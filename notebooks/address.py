@@ -1,10 +1,9 @@
-"""Writes the repository's address into all notebooks, from one place.
+"""Writes the repository's address into all notebooks.
 
   python notebooks/address.py
 
-The cell that fetches the repository on Colab cannot look it up. The place is
-`repository-code` of CITATION.cff; give it there once the repository is
-published.
+The cell that fetches the repository on Colab cannot look it up. The address is
+`repository-code` in CITATION.cff; set it once the repository is published.
 """
 
 import pathlib
@@ -15,7 +14,7 @@ _NAME = r"[\w.-]+/[\w.-]+"
 _GIVEN = re.compile(
   rf'^repository-code: "https://github\.com/({_NAME})"$', re.M
 )
-# In the first cell, also as JSON.
+# Matches the first cell, also as JSON.
 _PLACES = re.compile(rf"(https://github\.com/){_NAME}" r'(?=\\?")')
 
 

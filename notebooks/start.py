@@ -1,7 +1,7 @@
-"""What every notebook runs first: on Colab installs loopjax, then says where.
+"""Run first by every notebook: installs loopjax on Colab, prints the machine.
 
-Packages are installed at the versions of `constraints.txt`. Colab has a JAX of
-its own; if the session has imported that one, it is restarted.
+Packages are installed at the versions of `constraints.txt`. Colab has its own
+JAX; if the session has already imported it, restarts the session.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Cannot be replaced in a session that has imported them.
+# Packages that cannot be replaced once imported.
 LOADED_ONCE = ("jax", "jaxlib", "flax", "numpy")
 
 
@@ -36,7 +36,7 @@ def extra() -> str:
 
 
 def run(command: list[str]) -> None:
-  """Runs pip, and shows what it is doing on one line that changes."""
+  """Runs pip, and shows its progress on one changing line."""
   said: list[str] = []
   with subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -51,7 +51,7 @@ def run(command: list[str]) -> None:
 
 
 def install() -> None:
-  """Installs the package of this folder's repository, unless it is there."""
+  """Installs the package of this folder's repository, unless installed."""
   try:
     metadata.version("loopjax")
     return
@@ -63,11 +63,11 @@ def install() -> None:
   pip = [sys.executable, "-m", "pip", "install", "--progress-bar=off"]
   run(pip + ["-c", str(constraints), "-e", package])
   importlib.invalidate_caches()
-  sys.path.insert(0, str(HERE.parent))  # pip tells later sessions only.
+  sys.path.insert(0, str(HERE.parent))  # pip affects only later sessions.
 
 
 def outdated() -> list[str]:
-  """Imported packages that are not of the version that is installed."""
+  """Imported packages whose version differs from the installed one."""
   return [
     name
     for name in LOADED_ONCE
@@ -77,7 +77,7 @@ def outdated() -> list[str]:
 
 
 def main() -> None:
-  """Installs, restarts if it must, and prints versions and the accelerator."""
+  """Installs, restarts if needed, and prints versions and the accelerator."""
   if "google.colab" in sys.modules:
     install()
     if stale := outdated():

@@ -1,6 +1,6 @@
 """Strict numerics and eight virtual devices.
 
-The environment has to be set before JAX starts its backends.
+The environment must be set before JAX initialises its backends.
 """
 
 import faulthandler
@@ -14,9 +14,9 @@ from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# XLA's pool for what is inside an operation can hang on a machine of few cores
-# (seen with jaxlib 0.10 on eight devices; others report it of one): without it
-# a device runs its program in one thread. One program at a time, for a device
+# XLA's intra-operation thread pool can hang on machines with few cores (seen
+# with jaxlib 0.10 on eight devices; reported elsewhere for one). Without it a
+# device runs its program in one thread. One program at a time, because a device
 # that waits at a collective holds a thread.
 os.environ["NPROC"] = "32"
 os.environ["JAX_CPU_ENABLE_ASYNC_DISPATCH"] = "false"
@@ -24,23 +24,23 @@ os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
     "--xla_cpu_multi_thread_eigen=false",
-    # Eight devices on two busy cores may still wait for each other for long;
-    # XLA would end the process after 40 s.
+    # Eight devices on two busy cores may still wait long for each other; XLA
+    # would end the process after 40 s.
     "--xla_cpu_collective_call_terminate_timeout_seconds=300",
-    # Programs run for milliseconds: what optimises them takes longer.
+    # Programs run for milliseconds; optimising them takes longer.
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
   )
 )
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-  # Fusions that go through MLIR take four times the others' time to compile.
-  # Later versions end the process for a flag that they do not have.
+  # Fusions through MLIR take four times as long to compile. Later versions
+  # abort on unknown flags.
   os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR",
   str(pathlib.Path(tempfile.gettempdir()) / "loopjax-test-compilation"),
 )
-# Every program: most are of one operation, and are met again and again.
+# Caches every program: most have one operation and are used repeatedly.
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
@@ -48,16 +48,16 @@ import margins
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Tracing makes many objects that stay: to look for garbage after every 700 of
-# them takes up to a tenth of a test's time.
+# Tracing creates many long-lived objects: collecting garbage after every 700
+# takes up to a tenth of a test's time.
 gc.set_threshold(100_000, 20, 20)
 
-# A shell that runs the tests in the background has these ignored, and what is
-# started here would inherit that.
+# Shells ignore these signals in background jobs, and child processes would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Seconds for a test that is marked as manual.
+# Time limit of manual tests, in seconds.
 MANUAL = 600
 _STDERR = pytest.StashKey[int]()
 
@@ -71,7 +71,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-  config.stash[_STDERR] = os.dup(2)  # Before tests' own is captured.
+  config.stash[_STDERR] = os.dup(2)  # Before pytest captures it.
 
 
 def pytest_collection_modifyitems(items):
@@ -91,9 +91,9 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item, settings):
-  """Ends a process whose main thread hangs outside of Python.
+  """Ends a process whose main thread hangs outside Python.
 
-  The signal of the timeout does not reach it there. pytest-xdist then names the
+  The timeout's signal does not reach it there. pytest-xdist then names the
   test.
   """
   faulthandler.dump_traceback_later(
@@ -110,14 +110,14 @@ def pytest_timeout_cancel_timer():
 
 @pytest.fixture
 def user_cache(tmp_path, monkeypatch):
-  """Where things are kept: nowhere near those of the user."""
+  """A cache directory apart from the user's."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   return tmp_path / "cache" / "loopjax"
 
 
 @pytest.fixture
 def refusal(capsys):
-  """Runs a command that has to end with one line and exit status 2."""
+  """Runs a command that must end with one line and exit status 2."""
 
   def run(entry, *arguments, said=False):
     assert entry(*arguments) == 2
@@ -131,8 +131,8 @@ def refusal(capsys):
 
 @pytest.fixture(scope="session")
 def sketches():
-  """Figures are drawn small and with no layout, in a tenth of the time."""
-  from loopjax.analysis.plots import draw  # Not needed by most files of tests.
+  """Draws figures small and without layout, in a tenth of the time."""
+  from loopjax.analysis.plots import draw  # Not needed by most test files.
 
   save = draw.save
 
@@ -147,6 +147,6 @@ def sketches():
 
 @pytest.fixture(autouse=True, scope="module")
 def _let_go():
-  """What a module has compiled would stay in memory to the end."""
+  """Compiled programs of a module would stay in memory to the end."""
   yield
   jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Batches of tasks, as one process reads them."""
+"""Batches of tasks in a single process."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from loopjax.data import pipeline
 
 
 def read(task, config, split, num=None, start=0, **options):
-  """(the dataset, `num` batches of 16 from the one at `start` on)."""
+  """(the dataset, `num` batches of 16 from batch `start` on)."""
   options = {"batch_size": 16, "seed": 0, **options}
   dataset = task.make_dataset(config, split, **options)
   iterator = pipeline.iterate(dataset.batches, start, num_threads=0)
@@ -16,13 +16,13 @@ def read(task, config, split, num=None, start=0, **options):
 
 
 def joined(task, config, split, num=None, start=0, **options):
-  """The rows of these batches, one batch after another."""
+  """The concatenated rows of these batches."""
   parts = read(task, config, split, num, start, **options)[1]
   return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
 
 
 def assert_equal(got, expected):
-  """The same arrays by the same names."""
+  """Asserts equal arrays with equal names."""
   assert got.keys() == expected.keys()
   for name, value in expected.items():
     np.testing.assert_array_equal(got[name], value, err_msg=name)

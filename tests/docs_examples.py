@@ -1,4 +1,4 @@
-"""What the documentation says: its pages, links, commands and code spans."""
+"""The documentation's pages, links, commands and code spans."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ from tests_support import ROOT
 from loopjax import __main__ as console
 
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
-# Those that speak of the code as it is; results and changes are history.
+# Pages about the current code; results and changes are history.
 PAGES = [
   ROOT / "README.md",
   ROOT / "CONTRIBUTING.md",
@@ -22,13 +22,13 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 
 class Command(NamedTuple):
-  """A line of code that names one of our programs or flags.
+  """A line of code with one of our programs or flags.
 
   Attributes:
     words: as a shell splits them.
     module: of `python -m`, or of the word after `loopjax`; "" if there is none.
-    arguments: what follows it, up to the next command of the line.
-    config: what follows --config=, and the argument after its colon.
+    arguments: the words after it, up to the next command of the line.
+    config: the value of --config=, and the argument after its colon.
   """
 
   words: list[str]
@@ -61,7 +61,7 @@ def links_of(text: str) -> list[str]:
 
 
 def anchors_of(text: str) -> set[str]:
-  """The anchors of a page's headings, as GitHub makes them."""
+  """The anchors of a page's headings, as on GitHub."""
   heads = re.findall(r"(?m)^#+ (.*)$", prose_of(text))
   kept = [re.sub(r"[^\w\- ]", "", head.lower()) for head in heads]
   return {head.replace(" ", "-") for head in kept}
@@ -82,7 +82,7 @@ def _command(line: str) -> Command | None:
     return None
   try:
     words = shlex.split(line.removeprefix("$ "), comments=True)
-  except ValueError:  # An apostrophe of a sentence.
+  except ValueError:  # An apostrophe in a sentence.
     return None
   module, arguments = _program(words)
   configs = [w.partition("=")[2] for w in words if w.startswith("--config=")]

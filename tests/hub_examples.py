@@ -1,4 +1,4 @@
-"""Folders of the Hub, tiny, with tensors of other people's models."""
+"""Tiny folders of the Hub, with tensors of published architectures."""
 
 import json
 import pathlib

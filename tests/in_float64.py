@@ -1,4 +1,4 @@
-"""Runs a traced program with all its numbers in float64: without rounding."""
+"""Runs a traced program with all its numbers in float64."""
 
 import functools
 import math
@@ -25,11 +25,11 @@ def without_rounding(function):
 
 
 def in_float64(function):
-  """The function, computed as its program says, but in float64.
+  """The function, computed like its program, but in float64.
 
   Under `jax.enable_x64`. Casts between floating-point types do nothing,
-  products add up in float64, and random numbers are those of the program.
-  Constants are what was rounded to float32, see `_exact`.
+  products accumulate in float64, and random numbers are the program's.
+  Constants are unrounded, see `_exact`.
   """
 
   def run(*args):
@@ -53,7 +53,7 @@ def _wide(x):
   if is_array and jnp.result_type(x) in _FLOATS:
     return jnp.asarray(x, jnp.float64)
   if is_array and jnp.result_type(x) == np.int64:
-    return jnp.asarray(x, jnp.int32)  # As without `jax.enable_x64`.
+    return jnp.asarray(x, jnp.int32)  # As without x64.
   return x
 
 
@@ -78,10 +78,10 @@ def _evaluated(jaxpr, constants, args):
 
 
 def _exact(x):
-  """What a float32 constant was before it was rounded.
+  """The value of a float32 constant before rounding.
 
-  The root of an integer, a reciprocal root, or a decimal of six digits; itself
-  if it is none.
+  The root of an integer, a reciprocal root, or a decimal of six digits;
+  otherwise the constant itself.
   """
   square = float(x) ** 2
   found = [float(f"{x:.6g}")]

@@ -1,4 +1,4 @@
-"""How much of their tolerances comparisons use: `pytest --margin=0.3`."""
+"""The fraction of tolerances used by comparisons: `pytest --margin=0.3`."""
 
 import contextlib
 import functools
@@ -20,10 +20,10 @@ def margin(actual, desired, rtol=1e-7, atol=0.0) -> float:
 
 @contextlib.contextmanager
 def within(limit: float):
-  """Comparisons by `np.testing.assert_allclose` use at most this share.
+  """Comparisons by `np.testing.assert_allclose` may use at most this fraction.
 
   Otherwise the end raises an `AssertionError` that names each line and its
-  largest margin. On another processor, sums have another order.
+  largest margin. Other processors sum in a different order.
   """
   compare, found = np.testing.assert_allclose, {}
 
@@ -44,7 +44,7 @@ def within(limit: float):
 
 
 def _place() -> str:
-  """The line in a module of tests from which the comparison comes."""
+  """The line of the comparison in a test module."""
   for frame, line in traceback.walk_stack(inspect.currentframe()):
     name = frame.f_code.co_filename.rpartition("/")[2]
     if name.startswith("test_"):

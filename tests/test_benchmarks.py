@@ -1,4 +1,4 @@
-"""The benchmark of any config, on one of seconds."""
+"""The benchmark of any config, on a config of seconds."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The first hour on a GPU, rehearsed on a CPU at the size of toys."""
+"""The first hour on a GPU, rehearsed on a CPU at toy sizes."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def hour(part, folder, *more):
 
 @pytest.mark.long
 def test_the_first_hour(tmp_path):
-  """Every part; a row that is there, or cut off, and no time left."""
+  """Every part; existing and truncated rows, and no time left."""
   checks = hour("checks", tmp_path)
   assert [row["name"] for row in checks] == [
     "check/attention/0", "check/gated_kv/0", "check/gated_delta/0",

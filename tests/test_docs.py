@@ -1,4 +1,4 @@
-"""The documentation: what it names is there, and what it claims was run."""
+"""The documentation: its names exist, and its claims were run."""
 
 import ast
 import importlib.util
@@ -80,7 +80,7 @@ def _check_config(command) -> None:
     return
   path = pathlib.Path(file)
   if (ROOT / "docs" / "howto" / path.name).exists():
-    return  # Of a task that is no part of loopjax; it has a test of its own.
+    return  # A task outside loopjax, with its own test.
   assert (ROOT / path).exists(), file
   config = load_config(path.stem, argument)
   for word in command.words:
@@ -101,7 +101,7 @@ def _flags(command) -> list[str]:
 
 
 def _knows(module: str, flag: str) -> bool:
-  """Whether a module, or what all commands share, defines a flag."""
+  """Whether a module or the shared command code defines a flag."""
   path = ROOT / module.replace(".", "/")
   own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
   shared = ["loopjax/commands/command_line.py", "loopjax/run/processes.py"]
@@ -243,7 +243,7 @@ def test_the_readme_is_short_and_has_its_commands():
   assert f"\n    {start[0]}\n    {start[1]}\n" in INDEX
   library = (ROOT / "docs/library.md").read_text()
   python = README.partition("## [In Python]")[2].partition("\n## ")[0]
-  for line in python.split("\n    ")[1:]:  # A test runs that page.
+  for line in python.split("\n    ")[1:]:  # Another test runs that page.
     assert line.strip().rstrip(")") in library, line
   results = README.partition("## Results")[2].partition("\n## ")[0]
   _, *verdicts = re.findall(r"(?m)^\| .* \| ([a-z ]+) \|$", results)
@@ -253,7 +253,7 @@ def test_the_readme_is_short_and_has_its_commands():
 
 @pytest.mark.parametrize("page", NAMES)
 def test_results_are_those_of_their_pages(page):
-  """The decimals of a result's row are on a page that the row links to."""
+  """The decimals of a result's row are on a page linked in the row."""
   checked = 0
   path = ROOT / page
   for row in re.findall(r"(?m)^\|.*\|$", prose_of(path.read_text())):
@@ -307,7 +307,7 @@ def test_every_config_has_a_section_with_its_sweeps(name):
 
 
 def test_every_page_of_the_site_is_in_its_contents():
-  """Sphinx says so, too, but its test is a long one."""
+  """Sphinx reports this too, but its test is slow."""
   pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs")}
   listed = {ROOT / "docs/index.md", ROOT / "docs/papers.md"}
   for path in pages:

@@ -1,7 +1,7 @@
-"""Every command of the documentation is started, up to where its work begins.
+"""Every command of the documentation is started, up to the start of its work.
 
-`test_docs.py` checks the names in it. What the commands then do is tested where
-they are; the two of the README's start are run by `.ci/run` and `.ci/release`.
+`test_docs.py` checks the names in them. Their work has its own tests; `.ci/run`
+and `.ci/release` run the README's first two commands.
 """
 
 import importlib
@@ -18,9 +18,9 @@ from loopjax.errors import Parser
 
 tokenizers = pytest.importorskip("tokenizers")
 
-# What a sentence says instead of an argument.
+# Placeholders of arguments in sentences.
 _UNSAID = re.compile(r"^\.\.\.$|^--config=(FILE|\.\.\.)|HOST:PORT|\$")
-# They read a config; to a function that begins their work.
+# Commands with a config -> a function that begins their work.
 _BEGINS = {
   "loopjax.main": "loopjax.train.run",
   "loopjax.fit": "loopjax.fit.topology.machine",
@@ -29,7 +29,7 @@ _BEGINS = {
 
 
 class Begun(BaseException):
-  """Raised where a command's work begins."""
+  """Raised at the start of a command's work."""
 
 
 def program(name):
@@ -40,7 +40,7 @@ def program(name):
 
 
 def start(module, arguments, directory):
-  """Starts a command; it gets to its work, or this fails."""
+  """Starts a command; fails unless it reaches its work."""
   if {"--list", "--mode=describe"} & set(arguments):
     assert command(program(module).main, *arguments) == 0
   elif module == "loopjax.sweep":
@@ -62,7 +62,7 @@ def start(module, arguments, directory):
 
 
 def complete(path):
-  """The commands of a page that have all of their arguments."""
+  """The commands of a page that have all their arguments."""
   return [
     found
     for found in commands_of(path.read_text())
@@ -80,7 +80,7 @@ def test_commands_get_to_their_work(path, tmp_path, capsys):
   for found in complete(path):
     file = pathlib.Path(found.config[0] if found.config else "")
     copied = file.name and (ROOT / "docs" / "howto" / file.name).exists()
-    # The flags of the harness are lm_eval's; what is copied has its own test.
+    # The harness's flags are lm_eval's; copied code has its own test.
     if found.module != "loopjax.eval.harness" and not copied:
       start(found.module, found.arguments, tmp_path)
   assert not capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""Ten training steps of every family, against numbers that are kept.
+"""Ten training steps of every family, against golden numbers.
 
-Metrics are those of the first step; what is left of the parameters, their
-average and the optimizer's moments is that after the last one. After a change
-that is meant to move them:
+Metrics are from the first step; summaries of the parameters, their average and
+the optimizer's moments are from the last. After an intended change of the
+numbers:
 
   PYTHONPATH=.:tests python -c "import conftest, test_golden as t; t.write()"
 """
@@ -33,14 +33,14 @@ from loopjax.optim import parameters
 FILE = ROOT / "tests" / "golden" / "ten_steps.json"
 CASES = {
   **SMOKE,
-  # Tokens that stop at different steps, some of them before the last one.
+  # Tokens that stop at different steps, some before the last.
   "utm_halting": (
     "sudoku_utm",
     "smoke,model.router_bias=0.55,model.ponder_weight=0.1",
   ),
 }
 STEPS = 10
-# Each of these moves some number by ten tolerances and more, see below.
+# Each of these changes some number by at least ten tolerances, see below.
 SETTINGS = {
   "optim.learning_rate": 0.01,
   "optim.final_learning_rate": 0.002,
@@ -50,17 +50,17 @@ SETTINGS = {
   "optim.decay": "tables",
   "optim.clip_norm": 0.5,
   "optim.ema_decay": 0.5,
-  # Gradients that are nothing but rounding move nothing.
+  # Ignores gradients that are only rounding errors.
   "optim.eps": 1e-3,
   "run.steps_per_call": STEPS,
 }
-# Another CPU or compiler rounds by less, a wrong term moves more.
+# Rounding of other CPUs and compilers is smaller, a wrong term larger.
 FIRST = {"rtol": 1e-4, "atol": 1e-6}
 LATER = {"rtol": 2e-3, "atol": 1e-6}
 
 
 def ten_steps(name, **changes):
-  """What ten steps on one device leave, numbers or lists by name."""
+  """Results of ten steps on one device, numbers or lists by name."""
   config = load_config(*CASES[name])
   config_lib.override(config, {**SETTINGS, **changes})
   settings = config_lib.resolve(config)
@@ -114,7 +114,7 @@ def golden():
 
 
 def largest(found, expected, tolerance):
-  """(the name of the number that is off most, by how many tolerances)."""
+  """(name of the number with the largest error, error in tolerances)."""
   assert found.keys() == expected.keys()
   off = {
     key: np.max(
@@ -126,7 +126,7 @@ def largest(found, expected, tolerance):
   return max(off.items(), key=lambda item: item[1])
 
 
-# Of one document, of segments, and with halting; fifteen seconds together.
+# Single documents, segments, and halting; fifteen seconds together.
 AT_ONCE = ("looped", "urm", "utm")
 
 
@@ -140,7 +140,7 @@ def test_ten_steps(name):
     assert off <= 1, which
 
 
-# Another value of each setting; without the average there is nothing to score.
+# Another value of each setting; without the average there is none to check.
 OTHER = {
   "optim.learning_rate": 0.011, "optim.final_learning_rate": 0.006,
   "optim.schedule": "linear", "optim.warmup_steps": 4,
@@ -152,14 +152,14 @@ OTHER = {
 @pytest.mark.manual
 @pytest.mark.parametrize("setting", OTHER)
 def test_no_setting_is_without_effect(setting):
-  """Each moves a number by ten times its tolerance."""
+  """Each changes a number by ten times its tolerance."""
   found = ten_steps("looped", **{setting: OTHER[setting]})
   assert found["first"] == pytest.approx(golden()["looped"]["first"], rel=1e-4)
   assert largest(found["last"], golden()["looped"]["last"], LATER)[1] > 10
 
 
 def test_the_numbers_are_of_what_they_are_for():
-  """Families differ; UTM has memory; tokens stop early, and others go on."""
+  """Families differ; UTM has memory; some tokens stop early, others do not."""
   assert golden().keys() == CASES.keys()
   first = {name: case["first"] for name, case in golden().items()}
   assert len({case["loss"] for case in first.values()}) == len(CASES)

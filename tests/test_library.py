@@ -1,4 +1,4 @@
-"""loopjax from Python, as docs/library.md tells it."""
+"""loopjax from Python, as in docs/library.md."""
 
 import functools
 import json
@@ -38,14 +38,14 @@ def of_zoo(name):
 
 
 def pairs():
-  """Batches of a text of one letter, which is quickly learned."""
+  """Batches of a text of one letter, which is learned quickly."""
   rows = np.full((4, 16), ord("a"), np.int32)
   while True:
     yield rows, rows
 
 
 def test_a_model_is_a_pytree_of_its_parameters(model):
-  """The gradient of the loss is a model; a step by Optax is that of `fit`."""
+  """The gradient of the loss is a model; an Optax step equals `fit`'s."""
   inputs, targets = next(pairs())
   (value, metrics), grads = jax.value_and_grad(loopjax.loss, has_aux=True)(
     model, inputs, targets
@@ -126,7 +126,7 @@ def test_logits_and_traces(model):
 def test_it_is_trained_saved_and_read_by_commands(
   model, tmp_path, monkeypatch, capsys
 ):
-  """And has nothing to do with a model of the Hub in the same place."""
+  """Independent of a Hub model in the same place."""
   theirs = {"model_type": "llama", "eos_token_id": ord("a")}
   for folder in (tmp_path, tmp_path / "hub"):
     folder.mkdir(exist_ok=True)
@@ -158,7 +158,7 @@ def test_it_is_trained_saved_and_read_by_commands(
 
 
 def test_models_of_the_zoo_and_their_task():
-  """As the reader of runs has it, and trained on by its own task."""
+  """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")
   expected = trained.read(pathlib.Path("zoo:sudoku_6x6"))
   data = loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)

@@ -37,20 +37,20 @@ def project(tmp_path):
 
 
 def test_every_row_fits_the_code():
-  """Whoever changes a line that is listed changes its row, too."""
+  """If you change a listed line, change its row too."""
   rows = mutations.load()
   assert [reason for row in rows if (reason := mutations.stale(row))] == []
   assert not [row for row in rows if row.before == row.after or not row.tests]
 
 
 def test_the_table_is_small():
-  """What one operator, constant or statement breaks is for `mutants.py`."""
+  """Changes of one operator, constant or statement belong to `mutants.py`."""
   assert 50 <= len(mutations.load()) <= 100
   files = mutations.TABLE, mutations.TABLE.with_suffix(".py")
   assert sum(len(file.read_text().splitlines()) for file in files) <= 1000
 
 
-@pytest.mark.long  # All files of tests are imported.
+@pytest.mark.long  # Imports all test files.
 def test_every_row_has_a_test_of_the_first_tier():
   rows = mutations.load()
   files = {test.partition("::")[0] for row in rows for test in row.tests}
@@ -85,7 +85,7 @@ def test_a_row_that_does_not_fit_is_stale(project, changes, reason):
 
 @pytest.mark.long
 def test_who_notices(project):
-  """One test does and one does not."""
+  """One test does, one does not."""
   anything = ["tests/test_add.py::test_anything"]
   assert mutations.judge(row(), project, 60) == "caught"
   assert mutations.judge(row(tests=anything), project, 60) == "missed"
@@ -102,7 +102,7 @@ def test_tests_of_a_mutant_begin_with_those_about_it():
   names = mutants.words(source, file, line)
   assert names[:2] == ["rope", "rope_tables"]
   found = mutants.closest(ROOT, file, names)
-  assert found[0] == "tests/nn/test_nn.py"  # No file is called test_rope.
+  assert found[0] == "tests/nn/test_nn.py"  # No file is named test_rope.
   assert set(found) == {
     str(x.relative_to(ROOT)) for x in ROOT.glob("tests/**/test_*.py")
   }

@@ -21,8 +21,8 @@ ALLOWED_NNX = {
   "to_pure_dict", "eval_shape", "GraphDef", "Linear", "Embed", "RMSNorm",
   "LayerNorm", "initializers",
 }  # fmt: skip
-# Files and folders of loopjax/, lowest first: each imports from rows above its
-# own, and from itself if it is a folder.
+# Files and folders of loopjax/, lowest first: each imports only from earlier
+# rows, and folders from themselves.
 LAYERS = (
   ("__init__", "errors", "types", "sections"), ("checks",), ("sharding",),
   ("kernels",), ("losses",), ("nn",), ("loop",), ("protocols", "optim", "run"),
@@ -87,7 +87,7 @@ def test_nnx_stays_in_its_subset():
   assert used <= ALLOWED_NNX
 
 
-# Semi-public modules of JAX by file, and why.
+# Semi-public modules of JAX by file, with reasons.
 SEMI_PUBLIC = {
   # Rewrites traced programs; nothing public reads or prunes them.
   ("program/casts.py", "jax.extend.core"),
@@ -138,7 +138,7 @@ def test_libraries_are_used_through_public_modules():
 
 
 def test_versions_that_are_tested_are_those_that_are_asked_for():
-  """The range of a warning at import is setup.cfg's of all Pythons."""
+  """The range in the import warning equals setup.cfg's over all Pythons."""
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
   for name, (first, end) in loopjax._TESTED.items():
@@ -165,7 +165,7 @@ def test_windows_is_refused():
     loopjax._check_platform("nt")
 
 
-# Need an extra; what imports them at its top is among them.
+# Modules that need an extra, including modules that import them at the top.
 OPTIONAL = {
   ROOT / "loopjax" / name
   for name in (
@@ -188,7 +188,7 @@ def test_what_is_imported_is_what_an_installation_asks_for():
   names = {
     name.partition(".")[0]
     for path in set(FILES) - OPTIONAL
-    for node in ast.parse(path.read_text()).body  # Not what is optional.
+    for node in ast.parse(path.read_text()).body  # Excludes optional imports.
     if isinstance(node, ast.Import | ast.ImportFrom)
     for name in (
       [node.module]
@@ -203,7 +203,7 @@ def test_what_is_imported_is_what_an_installation_asks_for():
 
 
 def test_a_wheel_has_every_file():
-  """What is no module is in the package only if setup.cfg names it."""
+  """Files other than modules are packaged only if setup.cfg names them."""
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
   known = {
@@ -272,7 +272,7 @@ def test_public_things_say_what_they_are():
 
 
 def test_models_and_programs_need_no_reader_of_data_and_no_kernel():
-  """Grain brings Orbax; either takes as long to import as half of JAX."""
+  """Grain imports Orbax; either takes half as long to import as JAX."""
   says = """
 import sys
 sys.modules["grain"] = None
@@ -291,12 +291,13 @@ def test_the_type_checker_compares_every_task():
   assert there <= {".".join(module) for module in compared}
 
 
-# Tools around training. `analysis` and `generate` are used when it has ended.
+# Tools around training. `analysis` and `generate` are used after it.
 TOOLS = {
   "analysis", "eval", "fit", "generate", "hub", "library", "play", "report",
   "saved", "serve", "sweep", "watch", "zoo",
 }  # fmt: skip
-# What `main` loads for a config, the tools for the end of the run included.
+# Modules that `main` loads for a config, including tools for the end of the
+# run.
 MAX_MODULES, MAX_LINES = 190, 27_000
 
 

@@ -1,4 +1,4 @@
-"""What families and tasks promise, where the type checker cannot see it."""
+"""Contracts of families and tasks that the type checker cannot see."""
 
 import inspect
 

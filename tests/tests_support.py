@@ -1,6 +1,6 @@
 """Configs for tests, and commands.
 
-Imports loopjax only where it is needed: tests of models start without training.
+Imports loopjax lazily: tests of models start without training.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
-# Those of a paper; a task of one's own needs no preset "paper".
+# Configs of papers; your own task needs no preset "paper".
 OF_PAPERS = [
   name
   for name in CONFIGS
@@ -35,7 +35,7 @@ SMOKE = {
   "trm": ("sudoku_trm", "smoke"), "urm": ("sudoku_urm", "smoke"),
   "utm": ("sudoku_utm", "smoke"),
 }  # fmt: skip
-# Families by how long a step of theirs takes to compile, the shortest first.
+# Families by compilation time of a step, the shortest first.
 SIZES = (
   "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
   "recurrent", "melt", "adaptive", "sleep",
@@ -56,7 +56,7 @@ def causal() -> list[str]:
 
 
 def crossing(names: str | tuple[str, ...], cases: Iterable, **options):
-  """Parametrizes a test of what its first case shows; the others are long."""
+  """Parametrizes a test whose first case is representative; others are long."""
   first, *others = cases
   one = isinstance(names, str)
   long = [long_case(*((case,) if one else case)) for case in others]
@@ -64,17 +64,17 @@ def crossing(names: str | tuple[str, ...], cases: Iterable, **options):
 
 
 def long_case(*values):
-  """A case of a parametrized test that `pytest` leaves to `.ci/run`."""
+  """A case of a parametrized test that only `.ci/run` runs."""
   return pytest.param(*values, marks=pytest.mark.long)
 
 
 def load_config(name: str, arg: str):
-  """The config that `--config=configs/NAME.py:ARG` gives."""
+  """The config of `--config=configs/NAME.py:ARG`."""
   return namespace(name)["get_config"](arg)
 
 
 def namespace(name: str) -> dict:
-  """What configs/NAME.py defines."""
+  """The definitions of configs/NAME.py."""
   from loopjax.config import presets
 
   return presets.read(ROOT / "configs" / f"{name}.py")
@@ -101,7 +101,7 @@ def smoke(**overrides):
 
 @contextlib.contextmanager
 def refused(message: str):
-  """What is inside ends in a `UserError` of one line that has the message."""
+  """The block must end in a one-line `UserError` with the message."""
   from loopjax.errors import UserError
 
   with pytest.raises(UserError, match=message) as caught:
@@ -110,7 +110,7 @@ def refused(message: str):
 
 
 def rows_of_metrics(workdir) -> list[dict]:
-  """Metrics without the timings, which no two runs share."""
+  """Metrics without timings, which differ between runs."""
   from loopjax.run import workdir as workdir_lib
 
   timing = (
@@ -130,11 +130,11 @@ def array_sizes(text: str) -> list[int]:
 
 
 def assert_rounded(actual, expected, roundings, dtype=jnp.bfloat16):
-  """Arrays are off by at most some roundings to a dtype in a row, in the norm.
+  """Arrays differ by at most some successive roundings to a dtype, in the norm.
 
-  Each moves a number by at most half of epsilon times itself, and an array by
-  at most that share of its norm. Errors of many numbers go up and down: of `n`
-  roundings they use about 0.4 / sqrt(n).
+  Each changes a number by at most epsilon / 2 times itself, and an array by at
+  most this fraction of its norm. Errors of many numbers partly cancel: `n`
+  roundings use about 0.4 / sqrt(n) of the bound.
   """
   tolerance = roundings * float(jnp.finfo(dtype).eps) / 2
   for got, want in zip(
@@ -148,11 +148,10 @@ def assert_rounded(actual, expected, roundings, dtype=jnp.bfloat16):
 
 @contextlib.contextmanager
 def strict_dtypes():
-  """Numbers of different dtypes do not go together unless one is cast.
+  """Numbers of different dtypes must be cast explicitly.
 
-  For what models, losses and scores compute; Optax multiplies floats by counts.
-  Whoever asks `jnp.promote_types` mixes nothing by accident, JAX's attention
-  among them.
+  For models, losses and scores; Optax multiplies floats by counts. Code that
+  calls `jnp.promote_types`, such as JAX's attention, mixes dtypes on purpose.
   """
   loose = jax.numpy_dtype_promotion("standard")
   with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ WORDS = (
 
 
 def sentences(num, first=0):
-  """Documents that all differ, some of them with many bytes a character."""
+  """Distinct documents, some with many bytes per character."""
   return [
     f"{n}: " + " ".join(WORDS[(n * k + k) % len(WORDS)] for k in range(n % 37))
     for n in range(first, first + num)
@@ -33,7 +33,7 @@ def table(rows):
 
 
 def packed_twice(content, pack):
-  """Two frames one behind the other, as parallel programs write them."""
+  """Two consecutive frames, as written by parallel compressors."""
   half = len(content) // 2
   return pack(content[:half]) + pack(content[half:])
 

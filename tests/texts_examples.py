@@ -1,6 +1,6 @@
-"""Texts, chat templates and configs, and folders of the Hub that read them.
+"""Texts, chat templates and configs, and Hub folders for them.
 
-`fixtures/make_texts.py` stores what other packages make of them.
+`fixtures/make_texts.py` stores other packages' results for them.
 """
 
 import json
@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 KINDS = ("unigram", "dummy_prefix", "byte_level")
-VOCABULARY = 420  # Rows of the table; a model has those of its tokenizer.
+VOCABULARY = 420  # Rows of the table; a model has its tokenizer's.
 PROMPTS = (
   "The loop halts",
   " The loop halts",
@@ -49,7 +49,7 @@ ADDS = {
     }
   },
 }
-# (Kind, changes of its files): what decides about the first token of a text.
+# (Kind, changes of its files) that determine the first token of a text.
 BEGINNINGS = (
   ("unigram", {}),
   ("unigram", {"tokenizer_config.json": {"add_bos_token": False}}),
@@ -206,7 +206,7 @@ _LLAMA3 = {
   "high_freq_factor": 4.0, "original_max_position_embeddings": 512,
 }  # fmt: skip
 _WITHOUT = {k: v for k, v in _LLAMA3.items() if not k.startswith("original")}
-# (`model_type`, what config.json has), of which some fields are missing.
+# (`model_type`, contents of config.json), with some fields missing.
 CONFIGS = (
   ("llama", {}),
   ("qwen2", {}),
@@ -255,7 +255,7 @@ CONFIGS = (
 
 
 def stored():
-  """The tokenizers and what is expected."""
+  """The tokenizers and the expected results."""
   return json.loads((FIXTURES / "texts.json").read_text())
 
 

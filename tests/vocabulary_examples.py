@@ -1,6 +1,6 @@
-"""Operators over a vocabulary in plain JAX, and how chunks are compared.
+"""Operators over a vocabulary in plain JAX, and comparisons with chunked ones.
 
-The plain forms make arrays [..., V].
+The plain forms create arrays [..., V].
 """
 
 import math
@@ -56,7 +56,7 @@ def distill(
   temperature=1.0,
   num_padding_tokens=0,
 ):
-  """As `losses.distill`, by the logarithm of the mean of two softmaxes."""
+  """As `losses.distill`, from the logarithm of the mean of two softmaxes."""
   log_s, log_t = (
     jax.nn.log_softmax(_logits(*pair, num_padding_tokens, temperature))
     for pair in ((student, student_table), (teacher, teacher_table))
@@ -100,9 +100,9 @@ def assert_close(actual, expected, tolerance, least=1e-3):
 
 
 def on_a_mesh(loss, operands, splits, tolerance=1e-12):
-  """Text of the program on 2 x 2 x 2 devices, which changes nothing.
+  """Text of the program on 2 x 2 x 2 devices, after checking equal results.
 
-  The gradients are of the first two operands, and split as these are. The
+  The gradients are of the first two operands, and split like these. The
   tolerance is for operands in float64.
   """
   config = sharding.Config(data=2, fsdp=2, tensor=2)
@@ -124,10 +124,10 @@ def on_a_mesh(loss, operands, splits, tolerance=1e-12):
 def assert_no_array_of_the_vocabulary(
   plain, chunked, operands, backward, share
 ):
-  """Of 512 tokens by 16,384 rows: every array is of a chunk, or of the table.
+  """Arrays have at most the size of a chunk or of the table.
 
-  Both forms compute a loss; temporaries of the chunked one take less than
-  `share` of those of the plain one.
+  For 512 tokens and 16,384 rows. Both forms compute a loss; temporaries of the
+  chunked form take less than `share` of the plain form's.
   """
   whole, parts = (
     compiled(form, operands, backward) for form in (plain, chunked)

@@ -1,14 +1,14 @@
-"""What to run when a GPU is there at last: three calls of ten minutes.
+"""What to run when a GPU is available: three calls of ten minutes.
 
   python benchmarks/device/hour.py checks --out=rows.jsonl
   python benchmarks/device/hour.py steps --out=rows.jsonl --traces=traces
   python benchmarks/device/hour.py presets --out=rows.jsonl --runs=runs
 
 "checks" compares kernels and families in bfloat16 with float64, and times
-kernels; "steps" times train steps; "presets" trains presets, those that take
-longest first. Every row is written when it is there. The same command again
-does what is missing, and ends before --minutes are over. --toy: sizes for a
-CPU, on which plain JAX stands in for kernels. Nothing needs a network.
+kernels; "steps" times train steps; "presets" trains presets, the longest first.
+Every row is written as soon as it is complete. Repeating a command adds the
+missing rows; it ends within --minutes. --toy: sizes for a CPU, where plain JAX
+replaces kernels. No network is needed.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import time
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / x) for x in (".", "kernels"))]
 
-# Presets by the time that they take, the longest first; of ":gpu".
+# ":gpu" presets, the longest first.
 PRESETS = (
   "depo_sleep", "gsm_sleep", "automaton_sleep", "maze_trm", "sudoku_utm",
   "sudoku_trm", "sudoku_hrm", "sudoku_urm",
 )  # fmt: skip
-# Steps to time, with settings that one GPU holds.
+# Steps to time, with settings that fit one GPU.
 STEPS = {
   "lm_looped": "paper,run.batch_size=8,run.num_microbatches=8,"
   "eval.batch_size=8",
@@ -41,18 +41,18 @@ STEPS = {
 
 
 class Rows:
-  """A file of rows, one a name; rows that are there are not computed again."""
+  """A file of rows by name; existing rows are not recomputed."""
 
   def __init__(self, path, minutes):
     self.path, self.end = pathlib.Path(path), time.monotonic() + 60 * minutes
     text = self.path.read_text("utf-8") if self.path.exists() else ""
-    # The last line of a run that was killed may be half a row.
+    # A killed run's last line may be incomplete.
     whole = [line for line in text.splitlines(True) if line.endswith("\n")]
     self.done = {json.loads(line)["name"] for line in whole}
     self.path.write_text("".join(whole), "utf-8")
 
   def add(self, name, compute):
-    """Writes a row, unless it is there or the time is over."""
+    """Computes and writes a row, unless it exists or time is up."""
     if name in self.done or time.monotonic() > self.end:
       return
     started = time.monotonic()
@@ -82,7 +82,7 @@ def apart(got, expected):
 
 
 def poison(toy):
-  """Fills free memory with NaN, which a kernel would show that reads it."""
+  """Fills free memory with NaN, to expose kernels that read it."""
   import jax
   import jax.numpy as jnp
 
@@ -124,7 +124,7 @@ def operands(kind, seed, toy):
 
 
 def function(kind, kernel):
-  """The operator as kernels compute it, or as plain JAX does."""
+  """The operator with kernels, or in plain JAX."""
   import jax
 
   from loopjax.kernels.gated_delta import gated_delta
@@ -184,7 +184,7 @@ def kernel_check(kind, seed, toy):
 
 
 def median_seconds(run, *args, calls=10):
-  """Of calls that each wait for the device."""
+  """Times of calls, each of which waits for the device."""
   import jax
 
   jax.block_until_ready(run(*args))
@@ -213,7 +213,7 @@ def kernel_time(kind, toy):
 
 
 def other_libraries(args):
-  """The time of attention in PyTorch and tokamax, where they are installed."""
+  """The time of attention in PyTorch and tokamax, if installed."""
   import jax
   import numpy as np
 
@@ -248,7 +248,7 @@ def other_libraries(args):
 
 
 def family_check(name, toy):
-  """A family's loss and gradients in bfloat16 on the device, and in float64."""
+  """A family's loss and gradients in bfloat16 on the device and in float64."""
   import steps
 
   return steps.family(name, "xla" if toy else "gpu", apart)
@@ -289,7 +289,7 @@ def presets(rows, options):
 
 
 def trained(file, workdir, end):
-  """What a run of a preset ends with; it is interrupted at a time."""
+  """The result of a preset's run, interrupted at a given time."""
   command = [sys.executable, "-m", "loopjax.main", f"--workdir={workdir}"]
   command += [f"--config={ROOT}/configs/{file}"]
   environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -297,7 +297,7 @@ def trained(file, workdir, end):
   try:
     status = child.wait(max(1, end - time.monotonic()))
   except subprocess.TimeoutExpired:
-    child.terminate()  # It saves a checkpoint; the next call goes on.
+    child.terminate()  # It saves; the next call resumes.
     child.wait(60)
     raise SystemExit(f"{file} goes on with the same command") from None
   summary = json.loads((workdir / "summary.json").read_text("utf-8"))

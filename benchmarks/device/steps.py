@@ -1,4 +1,4 @@
-"""Train steps on a device: against float64, and timed. See hour.py."""
+"""Train steps on a device: compared with float64, and timed. See hour.py."""
 
 import time
 
@@ -17,12 +17,12 @@ from loopjax.run import profiling
 
 
 def family(name, kernels, apart):
-  """How far bfloat16 is from float64, of loss and gradients of a batch.
+  """Errors of loss and gradients of a batch, bfloat16 against float64.
 
   Args:
     name: a family.
     kernels: loop.kernels on the device.
-    apart: the relative distance of two pytrees.
+    apart: relative distance of two pytrees.
   """
   config = load_config(*SMOKE[name])
   config_lib.override(config, {"model.precision": "bfloat16"})
@@ -68,7 +68,7 @@ def family(name, kernels, apart):
 
 
 def timed(name, arg, kernels, traces):
-  """Time, memory and utilisation of a train step, on made-up numbers."""
+  """Time, memory and utilisation of a train step on synthetic data."""
   config = load_config(name, arg)
   overrides = {"loop.kernels": kernels, "run.steps_per_call": 1}
   config_lib.override(config, overrides)

@@ -1,4 +1,4 @@
-"""How far a model writes what its teacher writes."""
+"""How far a model's continuations agree with its teacher's."""
 
 import math
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def measure(
 ) -> dict[str, float]:
   """Agreement of greedy continuations of texts with the teacher's.
 
-  Both continue the first halves of some texts; of a row of several documents
-  the first one's. All processes call it.
+  Both continue the first half of each text; in rows of several documents, of
+  the first document. All processes call it.
 
   Args:
     program: the run's program.
@@ -36,16 +36,16 @@ def measure(
     dataset: the texts.
 
   Returns:
-    "agreement", the mean share of a continuation that comes before the first
-    token that differs, and its standard error over texts; {} without a teacher,
-    or if one of the two does not predict next tokens.
+    "agreement", the mean fraction of a continuation before the first differing
+    token, and its standard error over texts; {} without a teacher, or if either
+    model does not predict next tokens.
   """
   settings, teacher = program.settings, program.teacher
   if teacher is None or not (
     settings.family.reading and teacher.family.reading
   ):
     return {}
-  if jax.process_count() > 1:  # Each holds only part of the arrays.
+  if jax.process_count() > 1:  # Each process holds only part of the arrays.
     params, teacher_params = multihost_utils.process_allgather(
       (params, teacher_params), tiled=True
     )
@@ -74,7 +74,7 @@ def measure(
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-  """Tokens before the first that differs."""
+  """Number of tokens before the first difference."""
   pairs = enumerate(zip(first, second, strict=True))
   return next((i for i, (a, b) in pairs if a != b), len(first))
 
@@ -85,7 +85,7 @@ def _written(
   prompts: Sequence[tuple[int, ...]],
   num_written: int,
 ) -> list[list[int]]:
-  """The most likely tokens after each prompt, one after another."""
+  """Greedy continuations of the prompts."""
   graphdef, _ = program_lib.abstract_model(settings)
   engine = Engine(
     settings.family,

@@ -15,7 +15,7 @@ from loopjax.program import eval_step as eval_step_lib
 from loopjax.types import Dataset, Output, TaskSpec
 
 MAX_EXAMPLES = 256
-_MAX_LOGITS = 1 << 28  # Logits that the host holds at most; 1 GiB.
+_MAX_LOGITS = 1 << 28  # Maximum number of logits on the host; 1 GiB.
 _TRACES = ("prediction", "confidence", "probability", "weight", "attention")
 _CHUNK = 32  # Examples per device call when whole attention maps are traced.
 
@@ -26,7 +26,7 @@ class EvaluatedModel(NamedTuple):
   Attributes:
     settings: the run's settings.
     graphdef: the model without its parameters.
-    params: its parameters, on this process' first device.
+    params: its parameters, on this process's first device.
     spec: the task's spec.
     num_memory: M, memory tokens before the sequence; 0 for none.
     batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
@@ -99,7 +99,7 @@ def evaluate_model(
 
 
 def on_one_device(params: Any) -> Any:
-  """The arrays on the first local device: those that are there as they are.
+  """The arrays on the first local device; copies only those elsewhere.
 
   Args:
     params: arrays, each of which this process holds as a whole.
@@ -123,7 +123,7 @@ def max_examples(spec: TaskSpec) -> int:
 def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
   """The first examples of a split, all of them valid; 0 for all examples.
 
-  Tasks shuffle the evaluation split, so that these are a fair sample.
+  Tasks shuffle the evaluation split: these are a fair sample.
 
   Returns:
     Numpy arrays [N, ...] by name.
@@ -152,9 +152,9 @@ def make_forward(
     forward(trace=(), *, averaged=(), num_loops=None, num_examples=None,
     **more): an `Output` of numpy arrays for the first `num_examples` examples
     (all if None) with `num_loops` loops (as trained if None); `more` are
-    numeric arguments specific to the family. Traces named in `averaged` are
-    averaged over examples on the device, [K, ...] instead of [K, B, ...].
-    `losses` and `loops` are empty, as they would be means over chunks.
+    family-specific numeric arguments. Traces named in `averaged` are averaged
+    over examples on the device, [K, ...] instead of [K, B, ...]. `losses` and
+    `loops` are empty: they would be means over chunks.
   """
   device = jax.local_devices()[0]
   inputs = eval_step_lib.model_inputs(batch)
@@ -181,7 +181,7 @@ def make_forward(
     size = min(_CHUNK if large else settings.eval.batch_size, num_rows)
     chunks = []
     for start in range(0, num_rows, size):
-      there = start + np.arange(size)  # Padded, so that one program serves all.
+      there = start + np.arange(size)  # Padded: one program for all chunks.
       counted = (there < num_rows) / num_rows
       chunk = {name: x[there % num_rows] for name, x in rows.items()}
       args = jax.device_put((chunk, counted.astype(np.float32), more), device)
@@ -193,7 +193,7 @@ def make_forward(
 
 
 def _join(chunks, num_examples: int, averaged: tuple[str, ...]) -> Output:
-  """Joins the outputs of the chunks, without the padding of the last."""
+  """Concatenates the chunks' outputs, without the padding of the last."""
   logits, stats, traces = zip(*chunks, strict=True)
 
   def join(parts, axis=0):
@@ -202,7 +202,7 @@ def _join(chunks, num_examples: int, averaged: tuple[str, ...]) -> Output:
 
   def join_trace(name):
     parts = [part[name] for part in traces]
-    # Chunks were weighted by their share of the examples.
+    # Chunks are already weighted by their fraction of the examples.
     return np.sum(parts, axis=0) if name in averaged else join(parts, axis=1)
 
   return Output(

@@ -38,7 +38,7 @@ class Figure(NamedTuple):
   Attributes:
     name: name of its file, without the extension.
     traces: per-loop traces that it needs from the model.
-    draw: writes the files and returns them; none if there is nothing to draw.
+    draw: writes and returns the files; none if there is nothing to draw.
   """
 
   name: str
@@ -119,7 +119,7 @@ TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
 
 
 def finish(scored: train.Scored) -> train.Extras:
-  """Agreement with the teacher, and all figures, of a run that was scored."""
+  """Agreement with the teacher, and all figures, of a scored run."""
   agreed = agreement.measure(
     scored.program, scored.params, scored.teacher_params, scored.dataset
   )
@@ -158,10 +158,10 @@ def make_figures(
 
   Returns:
     The files, and scores by split: "depth", vectors over loops by name, and
-    "exits"; without those that do not apply to the model or that
+    "exits"; without entries that do not apply to the model or that
     eval.depth_factor disables.
   """
-  if jax.process_count() > 1:  # Each holds only part of the arrays.
+  if jax.process_count() > 1:  # Each process holds only part of the arrays.
     params = multihost_utils.process_allgather(params, tiled=True)
   failed: list[str] = []
   if jax.process_index():
@@ -170,7 +170,7 @@ def make_figures(
   def attempt(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
       return function(*arguments)
-    except Exception as error:  # No figure may fail a finished run.
+    except Exception as error:  # A figure must not fail a finished run.
       frame = traceback.extract_tb(error.__traceback__)[-1]
       where = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
       print(
@@ -191,7 +191,7 @@ def make_figures(
     # The longest computation runs while the other figures are drawn.
     computed = thread.submit(_depth_scores, evaluated)
     for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
-      # A file of an earlier model would be mistaken for this one's.
+      # An earlier model's file could be mistaken for this model's.
       for kind in ("png", "html"):
         (directory / f"{figure.name}.{kind}").unlink(missing_ok=True)
       if set(figure.traces) <= evaluated.output.trace.keys():

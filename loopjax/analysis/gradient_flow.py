@@ -3,9 +3,9 @@
   python -m loopjax.analysis.gradient_flow runs/melt runs/looped
 
 MELT (arXiv 2605.07721, appendix E) claims that its gate prevents gradients from
-vanishing over loops. As there, only the state S_t of a text's last token is
-varied, see `jacobians`. These means over texts are written to
-gradient_flow.json and drawn:
+vanishing over loops. As in the paper, only the state S_t of a text's last token
+is varied, see `jacobians`. Writes these means over texts to gradient_flow.json
+and draws them:
 
   gradient   norm of dL/dS_t, where L is the token's loss, for the residual
              stream ("hidden") and the latents; t from 0
@@ -70,7 +70,7 @@ def of_run(workdir: pathlib.Path, num_texts: int) -> dict[str, Any]:
   """The measurements of a run, on texts of its test split.
 
   Raises:
-    UserError: there is no run, or it is of another family.
+    UserError: there is no run, or it has another family.
   """
   run = trained.read(workdir)
   settings = run.settings
@@ -87,14 +87,14 @@ def of_run(workdir: pathlib.Path, num_texts: int) -> dict[str, Any]:
 def texts_of(batch: Mapping[str, np.ndarray], spec: Any) -> tuple[Any, ...]:
   """The arguments of `jacobians.measure`: the first document of every row.
 
-  Rows whose first document has fewer than two tokens are left out.
+  Rows whose first document has fewer than two tokens are skipped.
   """
   num_tokens = spec.vocab_size - spec.num_padding_tokens
   count = prompts.first_document(batch, num_tokens).sum(axis=1)
   rows = np.flatnonzero(count > 1)
   if not len(rows):
     raise UserError("the test split has no text of at least two tokens")
-  # Padding and later documents come after.
+  # Followed by padding and later documents.
   last = batch["targets"][rows, count[rows] - 1]
   return batch["inputs"][rows], count[rows], last
 

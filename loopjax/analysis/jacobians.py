@@ -19,7 +19,7 @@ from loopjax.models.melt import algorithm
 from loopjax.types import Array
 
 SATURATED = 0.9  # Gates above this, or below 1 - this, count as saturated.
-_NUM_VECTORS, _NUM_ITERATIONS = 8, 50  # Of the subspace iteration.
+_NUM_VECTORS, _NUM_ITERATIONS = 8, 50  # For the subspace iteration.
 
 
 class Recurrence(NamedTuple):
@@ -77,7 +77,7 @@ def measure(
 def _of_texts(
   model: Any, tokens: Array, count: Array, targets: Array
 ) -> dict[str, Array]:
-  """Norms, Jacobians and gates of each text; for MELT also of each layer."""
+  """Norms, Jacobians and gates of each text; for MELT also per layer."""
   width, loops = model.config.width, recurrence(model, tokens, count)
   number = jnp.arange(model.config.num_loops)
 
@@ -129,7 +129,7 @@ def _of_texts(
 
 
 def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
-  """The loops over the last token of each text, after the others were read.
+  """The loops over the last token of each text, after prefill of the others.
 
   Arguments as in `measure`.
   """
@@ -183,7 +183,7 @@ def _latents(state: Array, width: int) -> Array:
 def _gated(
   mode: str, layers: Any, t: Array, x: Array, h: Array
 ) -> tuple[Array, Array]:
-  """(the latents after a loop, the gate z), both [L, B, D]."""
+  """(latents after a loop, gate z), both [L, B, D]."""
 
   def one(layer: Any, x: Array, h: Array) -> tuple[Array, Array]:
     keep = algorithm.gate_values(layer, mode, t, x[:, None], h[:, None])

@@ -40,7 +40,7 @@ class Size(NamedTuple):
   Attributes:
     kind: a cache kind of the family.
     by_token: cache memory per token of text.
-    by_row: cache memory per row of the batch, whatever the text's length.
+    by_row: cache memory per row of the batch, for any length of the text.
     parameters: memory of the model's parameters.
   """
 

@@ -52,7 +52,7 @@ def by_position(
   Args:
     losses: [B, T].
     weights: [B, T], 0 for predictions that do not count.
-    documents: ids [B, T], equal within a document, which is contiguous.
+    documents: ids [B, T], equal within a document; documents are contiguous.
 
   Returns:
     (edges int [n + 1]: bin i has the positions edges[i] .. edges[i + 1] - 1,
@@ -63,14 +63,15 @@ def by_position(
   starts = np.diff(documents, axis=1, prepend=-1) != 0
   first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
   octave = np.log2(places - first + 1).astype(int)
-  # The last position of a power of two does not get its own octave.
+  # A last position that is a power of two does not get its own octave.
   num_octaves = int(np.ceil(np.log2(losses.shape[1])))
   octave = np.minimum(octave, num_octaves - 1)
   means, errors = [], []
   for number in range(octave[weights > 0].max(initial=0) + 1):
     here = np.where(octave == number, weights, 0.0)
     mean = np.sum(here * losses) / max(np.sum(here), 1e-9)
-    # Rows are independent, tokens of a row are not: error of a ratio of sums.
+    # Rows are independent, but tokens of a row are not: error of a ratio of
+    # sums.
     off = np.sum(here * (losses - mean), axis=1)
     means.append(mean)
     errors.append(np.sqrt(np.sum(off**2)) / max(np.sum(here), 1e-9))

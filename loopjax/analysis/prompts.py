@@ -21,7 +21,7 @@ class Halves(NamedTuple):
 def first_document(
   batch: Mapping[str, np.ndarray], num_tokens: int
 ) -> np.ndarray:
-  """Where each row has its first document, without padding, bool [N, T].
+  """Mask of each row's first document, without padding, bool [N, T].
 
   Arguments as in `halves`.
   """
@@ -41,7 +41,7 @@ def halves(
       documents, their numbers, "documents" [N, T].
     max_prompt: maximum length of a prompt.
     num_tokens: number of token ids; larger ones are padding. Rows of padding
-      are left out.
+      are skipped.
   """
   is_text = first_document(batch, num_tokens)
   found = []

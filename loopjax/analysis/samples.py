@@ -14,7 +14,7 @@ from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import generate_texts
 
 _NUM_TEXTS = 4
-_MOST_TOKENS = 256  # Generated after a prompt.
+_MOST_TOKENS = 256  # Maximum generated per prompt.
 _TEMPERATURES = {"Greedy": 0.0, "Temperature 0.8": 0.8}
 
 
@@ -73,6 +73,6 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 
 
 def _text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> str:
-  """The text of token ids, without what begins and ends a document."""
+  """The text of token ids, without begin and end tokens."""
   around = (tokenizer.begin, tokenizer.end)
   return tokenizer.decode([one for one in ids if one not in around])

@@ -1,4 +1,4 @@
-"""Figures of Sudoku boards: how a puzzle is solved, and where it takes long."""
+"""Figures of Sudoku boards: how a puzzle is solved, and the slowest cells."""
 
 import pathlib
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _NUM_MOMENTS = 4
 
 
 class BoardState(NamedTuple):
-  """The state of the board at some time.
+  """The state of the board after some loop.
 
   Attributes:
     title: title of the panel.
@@ -33,12 +33,12 @@ class BoardState(NamedTuple):
 
 
 def draw_solved(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  """puzzle.png: a hard puzzle that is solved (UTM, figure 8)."""
+  """puzzle.png: a hard solved puzzle (UTM, figure 8)."""
   return [_draw_puzzle(evaluated, choose(evaluated)[0], "puzzle.png")]
 
 
 def draw_failed(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  """puzzle_failed.png: a hard one that is not solved, if any (figure 9)."""
+  """puzzle_failed.png: a hard unsolved puzzle, if any (figure 9)."""
   row = choose(evaluated)[1]
   return (
     [] if row is None else [_draw_puzzle(evaluated, row, "puzzle_failed.png")]
@@ -62,14 +62,14 @@ def _board(evaluated: evaluated_lib.EvaluatedModel) -> board_lib.Board:
 
 
 def choose(evaluated: evaluated_lib.EvaluatedModel) -> tuple[int, int | None]:
-  """Chooses a hard puzzle that is solved, and a hard one that is not.
+  """Chooses a hard puzzle that is solved, and a hard one that is not solved.
 
-  Hard: the highest rating group, then solved after the most loops, then the
-  most blanks.
+  Hard means: the highest rating group, then solved after the most loops, then
+  the most blanks.
 
   Returns:
-    (row of the first or, if none is solved, of the one with the most correct
-    cells; row of the second or None).
+    (row of the solved puzzle or, if none is solved, of the one with the most
+    correct cells; row of the unsolved puzzle or None).
   """
   answer = np.argmax(evaluated.output.logits, axis=-1)
   count = len(answer)
@@ -132,7 +132,7 @@ def _draw_puzzle(
 def _board_states(
   evaluated: evaluated_lib.EvaluatedModel, row: int
 ) -> list[BoardState]:
-  """A handful of loops spread over the trained depth, then the output."""
+  """A few loops spread over the trained depth, then the output."""
   trace, logits = evaluated.output.trace, evaluated.output.logits[row]
   num_loops = len(trace["prediction"])
   loops = np.linspace(0, num_loops - 1, _NUM_MOMENTS).round().astype(int)
@@ -202,7 +202,7 @@ def _draw_halting_map(
 
 
 def _draw_steps(axes, board, steps, title: str, top: int):
-  """A heat map of steps, from none to all loops, and the numbers in it."""
+  """A heat map of steps, from none to all loops, with the numbers in it."""
   image = axes.imshow(
     steps.reshape(board.size, board.size),
     cmap="YlGnBu",
@@ -235,7 +235,7 @@ def _write(axes: axes_lib.Axes, board, cell: int, text: str, **style) -> None:
   """Text in the middle of a cell."""
   where = (board.column[cell] + 0.5, board.row[cell] + 0.52)
   written = axes.text(*where, text, ha="center", va="center", **style)
-  written.set_in_layout(False)  # It is inside; layout would take seconds.
+  written.set_in_layout(False)  # Inside the axes; layout would take seconds.
 
 
 def _draw_lines(axes: axes_lib.Axes, board: board_lib.Board) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loopjax.errors import UserError
 from loopjax.protocols import Registry, Task
 
-if TYPE_CHECKING:  # The type checker compares each task with the protocol.
+if TYPE_CHECKING:  # Checks each task against the protocol.
   from loopjax.data.arithmetic import task as arithmetic
   from loopjax.data.automaton import task as automaton
   from loopjax.data.depo import task as depo

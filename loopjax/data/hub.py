@@ -30,7 +30,7 @@ def download(url: str, instead: str) -> str:
 
 
 def download_all(url: str, instead: str) -> list[str]:
-  """As `download`, of a pattern: the paths of all files, sorted by name.
+  """As `download`, for a pattern: the paths of all files, sorted by name.
 
   Args:
     url: hf://OWNER/NAME/PATTERN; `*` does not match a slash.
@@ -69,7 +69,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _ask(url: str, instead: str, function: Callable[[Any], Any]) -> Any:
-  """What a function of the library huggingface_hub returns."""
+  """Calls a function of the library huggingface_hub."""
   try:
     import huggingface_hub
   except ImportError:
@@ -79,7 +79,7 @@ def _ask(url: str, instead: str, function: Callable[[Any], Any]) -> Any:
     ) from None
   try:
     return function(huggingface_hub)
-  except Exception as error:  # Whatever the network or the library raises.
+  except Exception as error:  # Any error of the network or the library.
     raise UserError(
       f"{url}: the download failed ({type(error).__name__}:"
       f" {one_line(error)}); check the name and the network, or {instead}"

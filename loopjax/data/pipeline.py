@@ -1,10 +1,9 @@
 """Grain graphs whose order depends only on the seed.
 
-The order of the examples and the randomness of each do not depend on how many
-processes read, nor on where a run was interrupted. Position i of the stream is
-always the same example with the same noise, so the state of the iterator is one
-integer, the number of batches consumed. Memory does not grow with the number of
-examples.
+The order of the examples and the randomness of each do not depend on the number
+of processes or on interruptions. Position i of the stream is always the same
+example with the same noise. The iterator's state is one integer, the number of
+batches consumed. Memory does not grow with the number of examples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 if TYPE_CHECKING:
-  import grain  # Brings Orbax; the description of a task needs neither.
+  import grain  # Lazy: it imports Orbax, and describing a task needs neither.
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,7 +34,7 @@ def abstract_rows(
   Args:
     batch_size: rows.
     length: tokens of a row.
-    integers, floats: what a batch has beside "inputs", "targets", "weights".
+    integers, floats: entries besides "inputs", "targets", "weights".
   """
   dtypes = {
     **dict.fromkeys(("inputs", "targets", *integers), jnp.int32),
@@ -112,7 +111,7 @@ def evaluation_batches(
 ) -> "grain.MapDataset":
   """Every example once, in order; the last batch is padded with row 0.
 
-  "valid" [b] bool marks the examples that count; `rows` as in training.
+  "valid" [b] bool marks the examples that count; `rows`: as in training.
   """
 
   import grain
@@ -188,7 +187,7 @@ def uniforms(seed: int, positions: np.ndarray, num: int) -> np.ndarray:
 def stream_seed(*parts: int) -> int:
   """A seed for `uniforms`, distinct for distinct sequences of equal length.
 
-  Zeros at the end do not count: `(5,)` and `(5, 0)` have the same seed.
+  Trailing zeros are ignored: `(5,)` and `(5, 0)` have the same seed.
   """
   sequence = np.random.SeedSequence(parts)
   return int(sequence.generate_state(1, np.uint64)[0])
@@ -202,7 +201,7 @@ def in_a_row(
   *,
   front: bool = False,
 ) -> np.ndarray:
-  """The present tokens of each example, concatenated and padded.
+  """The `present` tokens of each example, concatenated and padded.
 
   Args:
     tokens: [B, ...].

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_SHORTEST = 16  # Minimum row length, so that few tiny programs compile.
+_SHORTEST = 16  # Minimum row length; limits the number of tiny programs.
 
 
 class ScoringRequest(NamedTuple):
@@ -49,9 +49,9 @@ class WindowBatch(NamedTuple):
 def windows(request: ScoringRequest, max_length: int) -> list[ScoringWindow]:
   """Windows of at most `max_length` inputs that score every token once.
 
-  Usually there is one, which drops the start of a context that does not fit. A
-  continuation longer than a window is scored half a window at a time, each half
-  after as much preceding text as fits.
+  Usually there is one, and contexts that do not fit are truncated from the
+  left. A continuation longer than a window is scored half a window at a time,
+  each half after as much preceding text as fits.
   """
   tokens = np.concatenate([request.context, request.continuation])
   first, num = len(request.context), len(request.continuation)
@@ -73,8 +73,8 @@ def plan(
 
   Rows are padded to the next of four lengths per octave (1, 5/4, 6/4 and 7/4
   times a power of two). All batches of one length have the same number of rows,
-  the smallest that keeps the number of batches minimal, so that one program is
-  compiled per length.
+  the smallest that keeps the number of batches minimal. One program is compiled
+  per length.
 
   Args:
     lengths: window lengths, in tokens.

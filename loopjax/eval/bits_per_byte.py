@@ -1,7 +1,7 @@
 """Bits per byte and accuracy of a task, and comparisons of two runs.
 
 The bits of an item are -log-likelihood / ln 2 of the gold continuation given
-its prompt; its bytes are those of the continuation in UTF-8. The variants:
+its prompt; its bytes are the continuation's in UTF-8. The variants:
 
   bits_per_byte         mean over items; the space before the continuation is
                         counted (OLMES' "v2"; the metric of Frey et al., arXiv
@@ -11,10 +11,10 @@ its prompt; its bytes are those of the continuation in UTF-8. The variants:
                         lm-evaluation-harness, which uses whole documents)
 
 The prediction of a multiple-choice question is the choice with the highest
-log-likelihood ("accuracy"), the highest per character, the leading space
-included ("accuracy_per_char"), or the highest per token
-("accuracy_per_token"). For questions without choices, "greedy_match" is the
-share whose continuation greedy decoding produces.
+log-likelihood ("accuracy"), the highest per character, including the leading
+space ("accuracy_per_char"), or the highest per token ("accuracy_per_token").
+For questions without choices, "greedy_match" is the fraction whose continuation
+greedy decoding produces.
 """
 
 import math
@@ -45,7 +45,7 @@ class Values(NamedTuple):
 def score(tasks: Sequence[EvalTask], scorer: Scorer) -> list[list[list[Score]]]:
   """Scores every choice of every item of every task.
 
-  Contexts and continuations are encoded as `Tokenizer.encode_pairs` does.
+  Contexts and continuations are encoded by `Tokenizer.encode_pairs`.
 
   Raises:
     UserError: see `Scorer.__call__`.
@@ -129,7 +129,7 @@ def compare(
 
   Returns:
     By metric: "difference"; "low" and "high", the bounds of the 95 % interval
-    of the resampled differences; and "p", twice the share of resampled
+    of the resampled differences; and "p", twice the fraction of resampled
     differences that are zero or of the opposite sign.
   """
   found = {}

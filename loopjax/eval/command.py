@@ -61,7 +61,7 @@ def run(options: Options) -> None:
     workdirs = [path for path in workdirs if path != options.compare]
     workdirs.append(options.compare)
   measured: dict[pathlib.Path, list[dict[str, bits_per_byte.Values]]] = {}
-  counted: list[str] = []  # Printed once all files are written.
+  counted: list[str] = []  # Printed after all files are written.
   for workdir in workdirs:
     measured[workdir], lines = _of_run(workdir, tasks, options)
     counted += lines
@@ -112,10 +112,10 @@ def _check_names(
 def _of_run(
   workdir: pathlib.Path, tasks: Sequence[requests.EvalTask], options: Options
 ) -> tuple[list[dict[str, bits_per_byte.Values]], list[str]]:
-  """Scores of every item of every task, which are also written.
+  """Computes and writes the scores of every item of every task.
 
   Returns:
-    (the scores by task, lines that describe what was counted).
+    (the scores by task, lines that describe the counts).
   """
   model = language_model.load(
     workdir,
@@ -126,7 +126,7 @@ def _of_run(
     bos=options.bos,
   )
   directory = zoo.output(workdir) / DIRECTORY
-  with writing(directory):  # Before hours of work.
+  with writing(directory):  # Fails before hours of work.
     directory.mkdir(parents=True, exist_ok=True)
   scorer = Scorer(model, options.batch_tokens)
   all_scores = bits_per_byte.score(tasks, scorer)

@@ -18,7 +18,7 @@ import numpy as np
 
 from loopjax.errors import UserError, leave, one_line_errors, print_error
 
-try:  # Fills the registry before ours is added.
+try:  # Fills the registry first.
   import lm_eval.models  # noqa: F401
 except ModuleNotFoundError as error:
   if __name__ != "__main__":
@@ -42,7 +42,7 @@ from loopjax.generate.sampling import Sampling
 from loopjax.saved import language_model
 
 TASKS = pathlib.Path(__file__).parent / "tasks"
-_MAX_TOKENS = 256  # Of generated text, if the task sets no limit.
+_MAX_TOKENS = 256  # Default limit of generated text.
 _CACHE_TOKENS = 8192  # Total cache size of the texts generated at once.
 
 
@@ -65,8 +65,8 @@ class Model(TemplateLM):
     Args:
       workdir, num_loops, exit_threshold, checkpoint: see `language_model.load`.
       batch_tokens: see `scorer.Scorer`.
-      bos: what texts begin with: a token, None or "none" for nothing, and ""
-        for what the model says. The harness makes None of bos=none.
+      bos: begin token of texts; None or "none" for none, "" for the model's
+        own. The harness converts bos=none to None.
       **others: batch_size, max_batch_size and device, which the harness passes
         to every model; ignored.
 
@@ -126,7 +126,7 @@ class Model(TemplateLM):
     requests: list[tuple[tuple[str, str], list[int], list[int]]],
     **kwargs: Any,
   ) -> list[tuple[float, bool]]:
-    del kwargs  # Progress bar options; ours shows on terminals only.
+    del kwargs  # Options of progress bars; ours show on terminals only.
     scores = self._scorer(
       [
         ScoringRequest(*map(_ids, (before, after)))
@@ -166,7 +166,7 @@ class Model(TemplateLM):
     """Greedy continuations of texts, up to a stop string.
 
     Raises:
-      UserError: a task asks for sampling, or for more tokens than the context
+      UserError: a task requests sampling, or more tokens than the context
         length.
     """
     del disable_tqdm

@@ -1,9 +1,9 @@
 """Request files of OLMES: prompts and continuations, ready to be scored.
 
-The format is that of github.com/allenai/OLMo-in-loop-evals: JSON lines, one per
+The format is from github.com/allenai/OLMo-in-loop-evals: JSON lines, one per
 continuation, with "doc_id", "idx" (the index of the choice), "label" (the index
 of the gold choice, or a text if there are no choices) and "request", which has
-"context" and "continuation". Requests whose doc_id is 1,000,000 or more ask for
+"context" and "continuation". Requests whose doc_id is 1,000,000 or more request
 the unconditional likelihood of the same continuations and are skipped.
 """
 
@@ -25,7 +25,7 @@ class EvalItem(NamedTuple):
   Attributes:
     doc_id: its id in the file.
     contexts, continuations: one per choice; a single one without choices.
-    gold: index of the right choice.
+    gold: index of the correct choice.
     is_choice: whether the question is multiple-choice.
   """
 
@@ -59,7 +59,7 @@ def find(names: str, folder: pathlib.Path | None) -> list[pathlib.Path]:
     folder: folder of request files; None to allow paths only.
 
   Raises:
-    UserError: a name is neither.
+    UserError: a name is neither of these.
   """
   there = sorted(folder.glob(f"*{_SUFFIX}")) if folder else []
   by_name = {path.name.removesuffix(_SUFFIX): path for path in there}
@@ -85,7 +85,7 @@ def read(
 
   Args:
     path: the file. Metadata on its prompts is read from NAME.config.json in the
-      same folder, if that exists.
+      same folder, if it exists.
     limit: number of questions to read, from the start; 0 for all.
     zero_shot: remove the solved examples before each question; if there are
       any, "_0shot_local" is appended to the task's name.

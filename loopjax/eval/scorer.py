@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations: the one scorer of all evaluations.
+"""Log-likelihoods of continuations, for all evaluations.
 
 Contexts begin like the model's texts (`Tokenizer.encode_pairs`). The device
 returns two numbers per scored token: no [tokens, vocabulary] array is created,
@@ -32,7 +32,8 @@ class Score(NamedTuple):
   Attributes:
     log_probs: f32 [n], of each token given all tokens before it, in nats.
     greedy: bool [n], whether the token is the most likely one.
-    num_cut: tokens cut from the start of the context because they did not fit.
+    num_cut: tokens truncated from the start of the context because they did not
+      fit.
     num_parts: number of windows that scored the continuation; several if it is
       longer than the context length.
   """
@@ -82,8 +83,8 @@ class Scorer:
     """Scores of the requests, in the same order.
 
     Raises:
-      UserError: a log-likelihood is not finite, or those of several requests
-        are all the same.
+      UserError: a log-likelihood is not finite, or is the same for all of
+        several requests.
     """
     length = self.language_model.context_length
     parts = [batches_lib.windows(request, length) for request in requests]
@@ -191,7 +192,7 @@ def score_tokens(
   graphdef: nnx.GraphDef,
   call: dict[str, Any],
 ) -> tuple[Array, Array]:
-  """Log-probabilities of tokens, and whether they are the most likely ones.
+  """Log-probabilities of tokens, and whether each is the most likely one.
 
   Args:
     params: the model's parameters.

@@ -4,8 +4,8 @@
   python -m loopjax.fit --config=FILE[:preset] --topology=h200:1 --time
   python -m loopjax.fit --config=FILE[:preset] --topology=v5e:1x1 --generate
 
-The first compiles the train step; the second also ranks what it does by the
-least time that it takes; the third compiles what generates texts.
+The first compiles the train step; the second also ranks its operations by their
+minimum time; the third compiles the programs that generate texts.
 
 Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 """
@@ -18,8 +18,8 @@ from typing import Any
 from loopjax.commands import command_line
 from loopjax.errors import UserError, leave, one_line_errors, writing
 
-# Must be set before JAX is imported: no search for accelerators, here or in the
-# cloud, and no warnings from compilers for absent machines.
+# Must be set before JAX is imported: disables the search for accelerators,
+# locally and in the cloud, and compilers' warnings about absent machines.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
   "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
@@ -152,7 +152,7 @@ def _ranking(measured: Any, steps: int, file: str) -> None:
   from loopjax.run import workdir as workdir_lib
 
   if measured.ranking is None:
-    return  # It was not compiled.
+    return  # Not compiled.
   found = measured.ranking, measured.model_flops
   print(f"\n{ranking_report.text(*found)}")
   if file:

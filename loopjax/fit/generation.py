@@ -27,10 +27,11 @@ class Texts(NamedTuple):
   """Texts that one chip generates at once; sizes in bytes.
 
   Attributes:
-    max_tokens: longest length of a text.
+    max_tokens: maximum length of a text.
     num_texts: number of texts that fit, 0 for none.
-    cache: size of their cache, all together.
-    decode, prefill: the programs for this many texts, or for one if none fits.
+    cache: total size of their caches.
+    decode, prefill: the programs for this many texts, or for one text if none
+      fits.
   """
 
   max_tokens: int
@@ -49,11 +50,11 @@ class Model(NamedTuple):
   """The model to generate with.
 
   Attributes:
-    cached_model: with a `max_tokens` of 0.
+    cached_model: the model, with `max_tokens` 0.
     params: their shapes on the chip.
     vocab_size: V.
     prompt_chunk: tokens per prefill chunk.
-    placed: on the chip.
+    placed: sharding on the chip.
   """
 
   cached_model: cached_model_lib.CachedModel
@@ -69,13 +70,13 @@ def model_of(
   """A config's model on the first chip of a machine.
 
   Args:
-    settings: the settings of a config.
+    settings: a config's settings.
     machine: the machine.
     dtype: dtype of the parameters.
 
   Raises:
-    UserError: the family does not predict next tokens, or loop.kernels are
-      another platform's.
+    UserError: the family does not predict next tokens, or loop.kernels belong
+      to another platform.
   """
   reading, chip = settings.family.reading, machine.devices[0]
   if reading is None:
@@ -135,7 +136,7 @@ def measured(
     engine.TOKENS_PER_DISPATCH,
   )
   rows = np.arange(num_texts, dtype=np.int32)
-  chunks = batches.prompt_chunks(  # Only their shapes count.
+  chunks = batches.prompt_chunks(  # Only shapes matter.
     {},
     min(num_texts, engine.MAX_PREFILLS),
     min(model.prompt_chunk, max_tokens),
@@ -166,8 +167,8 @@ def measured(
 def most(model: Model, machine: Machine, max_tokens: int) -> Texts:
   """The number of texts that fit, by compiling for one and for a guess.
 
-  The memory per text besides its cache is taken from the last program that did
-  not fit.
+  The memory per text besides its cache comes from the last program that did not
+  fit.
   """
   one = measured(model, machine, 1, max_tokens)
   if not one.num_texts:
@@ -181,13 +182,13 @@ def most(model: Model, machine: Machine, max_tokens: int) -> Texts:
     if found.num_texts:
       return found
     more = (found.needed - one.needed) / (guess - 1)
-    # At least one text less, even if memory does not grow in a line.
+    # At least one text fewer, even if memory is not linear.
     least = (machine.memory - one.needed) / (guess - 1.5)
     by_text = max(more, least, by_text)
 
 
 def num_bytes(tree: Any) -> int:
-  """Of arrays, or of their shapes."""
+  """Bytes of arrays or abstract arrays."""
   return sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
   )

@@ -1,4 +1,4 @@
-"""Compiles the train step of a config for a machine, and reads the result."""
+"""Compiles a config's train step for a machine and measures the result."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
   """One train step on one chip of a machine; sizes in bytes.
 
   Attributes:
-    fits: whether the machine has the memory.
+    fits: whether the machine has enough memory.
     needed: memory of one chip while the program runs.
     arguments: parameters, EMA, optimizer, batch and teacher, if any; without
       padding.
@@ -41,11 +41,10 @@ class Measured(NamedTuple):
     refusal: why compilation failed; "" if it did not.
     traffic: collectives of a call; None if compilation failed.
     largest: the largest values.
-    ranking: where the time of an optimizer step goes; None if compilation
-      failed.
-    model_flops: operations of the model on one chip in an optimizer step,
-      without recomputation and teacher: a backward pass has twice those of the
-      forward pass.
+    ranking: the parts of an optimizer step by time; None if compilation failed.
+    model_flops: the model's operations on one chip in an optimizer step,
+      without recomputation and teacher; a backward pass counts as two forward
+      passes.
     mesh: devices along its axes.
     seconds: compilation time.
   """
@@ -82,11 +81,11 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   """Compiles the train step that `loopjax.main` would run.
 
   Args:
-    config: as the command line gives it.
+    config: the config from the command line.
     machine: the machine to compile for.
 
   Raises:
-    UserError: the config is invalid, or impossible on this many devices.
+    UserError: the config is invalid, or does not work on this many devices.
   """
   settings = config_lib.resolve(config)
   program = program_lib.make_program(
@@ -130,7 +129,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
 
 
 def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
-  """Compiles a program for a machine, if it is not too large for that.
+  """Compiles a program for a machine, unless it is too large.
 
   Args:
     lowered: the program.
@@ -155,7 +154,7 @@ def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
 
 
 def needed_bytes(message: str, argument_bytes: int) -> int | None:
-  """Memory that a TPU's compiler asked for; None if it failed otherwise.
+  """Memory that a TPU's compiler requested; None for other failures.
 
   Args:
     message: its error message.
@@ -181,7 +180,7 @@ def _chip_bytes(tree: Any) -> int:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-  """Shows what is written to file descriptor 2 only if something fails."""
+  """Captures file descriptor 2, and shows it only if something fails."""
   sys.stderr.flush()
   saved = os.dup(2)
   with tempfile.TemporaryFile() as log:

@@ -1,9 +1,9 @@
 """Ranks the parts of a compiled program by their time on a chip's roofline.
 
-Every kernel takes at least as long as the roofline says: its products at the
-chip's rate, its arrays at the memory's, and a launch. The sum ranks what is
-worth changing. It is not a time: kernels are slower, by varying factors, and
-caches and concurrency are not modelled.
+A kernel's time is at least its roofline: products at the chip's rate, arrays at
+the memory's rate, and a launch. The sums rank what is worth optimising. They
+are not times: kernels are slower by varying factors, and caches and concurrency
+are not modelled.
 """
 
 import re
@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 from loopjax.fit.counts import hlo, products, traffic
 from loopjax.fit.counts.values import place
 
-# A program reaches less than the data sheets say: the shares are those of large
-# products of bfloat16 and of copies on one H200 (790 TFLOP/s, 4.3 TB/s), and
-# assumed for the others.
+# Achievable fractions of data sheet rates: measured for large bfloat16 products
+# and copies on one H200 (790 TFLOP/s, 4.3 TB/s), assumed for other chips.
 COMPUTE_SHARE = 0.8
 BANDWIDTH_SHARE = 0.9
 
 
 class Rates(NamedTuple):
-  """What a chip can do in a second, by its data sheet.
+  """A chip's rates from its data sheet.
 
   Attributes:
     bf16: 10^12 operations per second of dense products with 16-bit inputs.
-    tf32: of float32 inputs that it rounds: to TF32, or on TPUs to bfloat16.
-    f32: of float32 inputs that it does not round; on TPUs six products of
-      bfloat16.
-    memory: 10^9 bytes per second from its main memory.
-    network: 10^9 bytes per second that it receives from other chips.
-    launch: 10^-6 seconds to start a kernel; 0 on TPUs, whose program is one.
-    source: where the numbers are from.
+    tf32: the same for float32 inputs rounded to TF32, or on TPUs to bfloat16.
+    f32: the same for float32 inputs that are not rounded; on TPUs six bfloat16
+      products.
+    memory: 10^9 bytes per second from main memory.
+    network: 10^9 bytes per second received from other chips.
+    launch: 10^-6 seconds to start a kernel; 0 on TPUs, which run a single
+      program.
+    source: source of the numbers.
   """
 
   bf16: float
@@ -61,10 +61,10 @@ def seconds(
   num_bytes: float,
   network_bytes: float,
 ) -> float:
-  """Time that a kernel takes at least: what takes longest of its parts.
+  """Minimum time of a kernel: the longest of its parts.
 
   Args:
-    rates: of the chip.
+    rates: the chip's rates.
     flops: by dtype, a key of `products.DTYPES`.
     num_bytes: from and to main memory.
     network_bytes: from other chips.
@@ -79,8 +79,8 @@ def seconds(
   )
 
 
-# The parts of a model, as `jax.named_scope` names them; what is in none of them
-# is the last.
+# The parts of a model, as named by `jax.named_scope`; the last is everything
+# else.
 PARTS = (
   "attention",
   "mlp",
@@ -101,7 +101,7 @@ class Work(NamedTuple):
   """Kernels, in one call of a program.
 
   Attributes:
-    launches: how many.
+    launches: number of kernels.
     num_bytes: from and to main memory.
     flops: of products, by dtype.
     seconds: the sum of their minimum times; 0 without rates.
@@ -124,7 +124,7 @@ class Work(NamedTuple):
     )
 
   def over(self, number: int) -> "Work":
-    """That of each of a number of steps."""
+    """The same per step, for a number of steps."""
     return Work(
       self.launches / number,
       self.num_bytes / number,
@@ -147,7 +147,7 @@ class Ranking(NamedTuple):
     rates: of the chip; None if it is not in the table.
     asynchronous: collectives that overlap with kernels, by kind.
     unknown: loops whose number of iterations is only known at run time; their
-      contents count once.
+      bodies count once.
   """
 
   total: Work
@@ -164,8 +164,8 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
 
   Args:
     module: the program.
-    kind: of the chip, a key of `RATES`, or another without times.
-    steps: optimizer steps of one call.
+    kind: the chip, a key of `RATES`; others have no times.
+    steps: number of optimizer steps per call.
   """
   chip = RATES.get(kind)
   times, unknown = hlo.executions(module)
@@ -200,7 +200,7 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
 
 
 def part_of(op_name: str) -> str:
-  """The innermost part of the model that an operation's name is in."""
+  """The innermost part of the model in an operation's name."""
   names = [x for x in re.findall(r"\w+", op_name) if x in PARTS]
   return names[-1] if names else REST
 
@@ -229,7 +229,7 @@ def _work(
 def _products(
   module: hlo.Module, name: str, instruction: hlo.Instruction
 ) -> list[products.Product]:
-  """The products of an instruction, also of what it fuses."""
+  """The products of an instruction, including fused ones."""
   own = products.product(instruction, module.computations[name].instructions)
   found = [own] if own else []
   if instruction.opcode in ("fusion", "fusion-start"):
@@ -242,7 +242,7 @@ def _products(
 def _inside(
   module: hlo.Module, name: str, instruction: hlo.Instruction
 ) -> tuple[hlo.Instruction, bool]:
-  """What names a kernel: its largest product, or itself; whether it has one."""
+  """(a kernel's largest product, or itself; whether it has a product)."""
   best, most = instruction, 0
   computations = [name]
   if instruction.opcode in ("fusion", "fusion-start"):

@@ -18,7 +18,7 @@ def text(ranking: Ranking, model_flops: float) -> str:
 
   Args:
     ranking: of one optimizer step on one chip.
-    model_flops: what the step needs on one chip, without recomputation.
+    model_flops: operations of the step on one chip, without recomputation.
   """
   total, chip = ranking.total, ranking.rates
   lines = [
@@ -58,9 +58,9 @@ def text(ranking: Ranking, model_flops: float) -> str:
 
 
 def most_used(ranking: Ranking, model_flops: float) -> float | None:
-  """The model's operations over what the chip could compute meanwhile.
+  """The model's operations divided by what the chip could compute in this time.
 
-  None if loops of unknown length count once.
+  None if there are loops of unknown length.
   """
   assert ranking.rates
   if ranking.unknown:
@@ -75,7 +75,7 @@ def record(
   traffic: Traffic | None,
   steps: int,
 ) -> dict[str, Any]:
-  """Everything that was counted, for JSON; of one optimizer step on one chip.
+  """All counts for JSON, of one optimizer step on one chip.
 
   Args:
     ranking, model_flops: as in `text`.
@@ -130,7 +130,7 @@ def _sorted(works: Mapping[str, Work]) -> list[tuple[str, Work]]:
 
 
 def _wide(ranking: Ranking) -> list[tuple[str, float]]:
-  """Lines with products of float32, and their operations."""
+  """Lines with float32 products, and their operations."""
   found = {
     name: work.flops.get("tf32", 0) + work.flops.get("f32", 0)
     for name, work in ranking.lines.items()

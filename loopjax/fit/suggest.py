@@ -1,4 +1,4 @@
-"""The smallest change that makes a config fit; every change is compiled."""
+"""The smallest change that makes a config fit. Compiles every change."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ def suggest(
 
   Tries each kind of change alone, in this order: recompute more, split the
   state over more devices, compute the batch in more parts, halve the batch.
-  Then parts and halves, combined with the maximum of the first two.
+  Then parts and halves, combined with the maximum of the first two kinds.
 
   Args:
     settings: the settings that do not fit.
@@ -59,10 +59,10 @@ def suggest(
 
 
 def _mildest(changes: list[Change], attempt: Attempt) -> Change | None:
-  """The first change that fits, of changes that save increasingly more.
+  """The first change that fits, of changes in order of increasing savings.
 
-  The last one is tried first, to see whether the others are worth trying.
-  Impossible ones are removed from the end of the list.
+  The last change is tried first, to see whether the others are worth trying.
+  Impossible changes are removed from the end of the list.
   """
   last = None
   while changes and (last := attempt(changes[-1])) is None:

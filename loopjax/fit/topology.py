@@ -21,7 +21,7 @@ class Tpu(NamedTuple):
     memory_gib: memory of one chip that a program can use: the limit that
       libtpu's compiler reports for a program that is too large (0.0.42.1). Data
       sheets (cloud.google.com/tpu/docs) say 32, 16, 95 and 32.
-    options: for libtpu, so that one device is one chip, as in a real run.
+    options: for libtpu, to make one device one chip, as in a real run.
   """
 
   num_axes: int
@@ -66,7 +66,8 @@ GPUS = {
   "h200": Gpu(141, "9.0a", 132, 128, 228, 50, 4800, 1.98),
   "b200": Gpu(180, "10.0a", 148, 128, 228, 126, 8000, 1.965),
 }
-# Share of GPU memory that JAX takes (docs.jax.dev, "GPU memory allocation").
+# Fraction of GPU memory that JAX allocates (docs.jax.dev, "GPU memory
+# allocation").
 _GPU_SHARE = 0.75
 _MEMORY_GIB = (1e-9, 1e6)  # Sane amounts: a byte to a petabyte.
 _NAMES = "v4:AxBxC, v5e:AxB, v5p:AxBxC, v6e:AxB, " + ", ".join(
@@ -94,9 +95,9 @@ class Machine(NamedTuple):
   Attributes:
     name: name of the topology.
     devices: one per chip.
-    memory: bytes of one chip usable by a program.
+    memory: bytes per chip available to a program.
     memory_note: description of where this number comes from.
-    compiler_options: needed to compile without the chip.
+    compiler_options: options to compile without the chip.
   """
 
   name: str
@@ -133,14 +134,15 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
 
   Args:
     topology: from `parse`.
-    memory_gib: memory of a chip that a program can use; 0 for the known value.
+    memory_gib: memory of one chip available to a program; 0 for the known
+      value.
 
   Raises:
     UserError: a package is not installed, the compiler knows no machine of this
       size, or the amount of memory is unknown or out of range.
   """
   low, high = _MEMORY_GIB
-  if memory_gib and not low <= memory_gib <= high:  # NaN is not, either.
+  if memory_gib and not low <= memory_gib <= high:  # Also rejects NaN.
     raise UserError(f"--memory_gib={memory_gib} is not 0 or in [{low}, {high}]")
   options: dict[str, Any] = {}
   if topology.kind in TPUS:
@@ -152,7 +154,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
     devices = _gpu_devices(topology, gpu)
     memory = int(gpu.memory_gb * 1e9 * _GPU_SHARE)
     note = f"{_GPU_SHARE:.0%} of {gpu.memory_gb} GB, JAX's default allocation"
-    # Use library matrix products: Triton's are tuned by running them.
+    # Use library matrix products: tuning Triton's needs the device.
     options = {"xla_gpu_enable_triton_gemm": False}
   else:
     if not memory_gib:
@@ -199,7 +201,7 @@ def _cpu_devices(topology: Topology) -> Sequence[Any]:
 
 
 def _target_config(kind: str, gpu: Gpu) -> str:
-  """What XLA must know about an absent GPU, as a text proto."""
+  """XLA's description of an absent GPU, as a text proto."""
   major, _, minor = gpu.capability.rstrip("a").partition(".")
   own = gpu.capability.endswith("a")
   feature = "feature_extension: ACCELERATED_FEATURES" if own else ""

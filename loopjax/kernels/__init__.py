@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Kernels(NamedTuple):
-  """The implementations that a model takes of operators that have kernels.
+  """Which implementation of each operator with kernels a model uses.
 
   Attributes:
     attention: implementation of `nn.attention.attend`.
@@ -17,7 +17,7 @@ class Kernels(NamedTuple):
   gated_kv: str = "reference"
 
 
-# By value of loop.kernels: "xla" or a platform.
+# Keys are values of loop.kernels: "xla" or a platform.
 KERNELS = {
   "xla": Kernels(),
   "tpu": Kernels("splash", "pallas_tpu", "pallas_tpu"),

@@ -1,9 +1,8 @@
-"""Vocabularies by chunks: tables with one row per token, and logits over them.
+"""The vocabulary in chunks: tables with one row per token, and their logits.
 
-Of n chunks, the j-th has the tokens j, n + j, 2n + j, ...: if the rows of a
-table are split over devices, each device holds a part of every chunk. Leading
-dimensions of hidden states are kept, so that a batch split over devices stays
-split.
+Chunk j of n has the tokens j, n + j, 2n + j, ...: if a table's rows are split
+over devices, every device holds a part of every chunk. Leading dimensions of
+hidden states are kept: a batch split over devices stays split.
 """
 
 import jax
@@ -12,13 +11,13 @@ import jax.numpy as jnp
 from loopjax.kernels.widened import widened
 from loopjax.types import Array
 
-# Finite, so that a weight of zero still removes the loss of a masked token.
+# Finite: 0 * loss of a masked token must be 0, not NaN.
 MASKED_LOGIT = -1e9
 CHUNK_SIZE = 2048  # Maximum number of tokens of a chunk.
 
 
 def product(equation: str, left: Array, right: Array) -> Array:
-  """`widened`; accelerators do not round inputs in float32."""
+  """`widened`, without rounding of float32 inputs on accelerators."""
   precision = None if right.dtype == jnp.bfloat16 else "highest"
   return widened(equation, left, right, precision)
 
@@ -26,10 +25,10 @@ def product(equation: str, left: Array, right: Array) -> Array:
 def num_chunks(vocab_size: int, chunk_size: int) -> int:
   """Number of chunks of at most `chunk_size` tokens.
 
-  Prefers, from the minimum to twice that, a number that divides the vocabulary,
-  so that the table needs no padded copy. Of several, takes the one whose chunk
-  size has the most factors of 2: the number of devices over which a chunk is
-  split must divide its size.
+  From the minimum to twice the minimum, prefers a divisor of the vocabulary
+  size, which avoids a padded copy of the table. Among divisors, takes the one
+  whose chunk size has the most factors of 2: the chunk size must be a multiple
+  of the number of devices that split it.
   """
   least = -(-vocab_size // chunk_size)
   divisors = [n for n in range(least, 2 * least) if vocab_size % n == 0]
@@ -69,16 +68,17 @@ def put_rows(folded: Array, new: Array, chunk: Array) -> Array:
 def logits(hidden: Array, folded: Array, chunk: Array) -> tuple[Array, Array]:
   """Logits [..., C] of a chunk of a folded table, and the ids of their tokens.
 
-  Ids have the logits' shape; those of rows that `fold` added are V and above.
+  Ids have the logits' shape; padding rows from `fold` have ids V and above.
   """
-  # Ids are constants, which an enclosing scan would hoist together with all
-  # that depends on them only: masks over all tokens and the whole vocabulary.
+  # Ids are constants. An enclosing scan would hoist them and everything
+  # computed from them alone: masks over all tokens and the whole vocabulary.
   _, chunk = jax.lax.optimization_barrier((hidden, chunk))
   values = product("...d,vd->...v", hidden, rows(folded, chunk))
   place = jax.lax.iota(jnp.int32, values.shape[-1])
-  # JAX hoists what depends on no state out of an enclosing differentiated loop;
-  # without the barrier these are the masks of all chunks, made from ids. One
-  # row of ids passes it: an array of all of them would be written to memory.
+  # JAX hoists values that do not depend on the carry out of an enclosing
+  # differentiated loop: without the barrier, the masks of all chunks. Only one
+  # row of ids passes the barrier, because a full array would be written to
+  # memory.
   values, place = jax.lax.optimization_barrier((values, place))
   ids = place * folded.shape[1] + chunk
   return values, jnp.broadcast_to(ids, values.shape)

@@ -14,9 +14,9 @@ def widened(
 ) -> Array:
   """einsum that accumulates in, and returns, float32 or a wider dtype.
 
-  Of 16-bit inputs the derivatives are products of 16-bit arrays too: JAX would
-  multiply float32 cotangents, on accelerators at half the rate and less, for
-  gradients that are rounded to 16 bits afterwards.
+  The derivatives for 16-bit inputs are products of 16-bit arrays too. JAX alone
+  would multiply float32 cotangents, at half the rate or less on accelerators,
+  and then round the gradients to 16 bits.
   """
   if jnp.promote_types(left.dtype, right.dtype).itemsize == 2:
     return _of_narrow(equation, left, right)
@@ -40,7 +40,7 @@ def _of_narrow(equation: str, left: Array, right: Array) -> Array:
 def _tangent(
   equation: str, primals: tuple[Array, Array], tangents: tuple[Any, Any]
 ) -> tuple[Array, Array]:
-  """The tangent is rounded, so that its transpose rounds the cotangent."""
+  """Rounds the tangent; the transpose then rounds the cotangent."""
   (left, right), result = primals, _of_narrow(equation, *primals)
   total: Any = 0
   for one, other in ((tangents[0], right), (left, tangents[1])):

@@ -1,1 +1,1 @@
-"""The loop: what its steps pass on, and when it stops."""
+"""The loop: what its steps carry, and when it stops."""

@@ -5,9 +5,10 @@ A channel is a callable between two loops:
   channel(hidden, read, table) -> (state, gate)
 
 `hidden` [B, T, D] is the output of the loop, `read` [B, T, D] the hidden state
-that the output layer would use (the same if every loop ends in a norm), `table`
-[V, D] the embedding table. `state` [B, T, D] is the input of the next loop, and
-`gate` f32 [B, T] the opening of the channel. The last loop has no channel.
+that the output layer would use (the same as `hidden` if every loop ends in a
+norm), `table` [V, D] the embedding table. `state` [B, T, D] is the input of the
+next loop, and `gate` f32 [B, T] the channel's gate. No channel follows the last
+loop.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from loopjax.loop.decode_embed import decode_embed
 from loopjax.nn import norm
 from loopjax.types import Array, Precision
 
-Decode = Callable[[int], Array]  # From top_k to Phi.
+Decode = Callable[[int], Array]  # top_k -> Phi.
 
 
 def _full(decode: Decode, top_k: int) -> Array:
@@ -55,7 +56,8 @@ class SoftDecoder:
     top_k: keep the k most likely tokens, renormalised; 0 for all.
     gradient: "full" differentiates Phi, "stop" treats it as a constant,
       "straight_through" has the value E[argmax p] and Phi's gradient.
-    num_padding_tokens: ids at the end of the vocabulary without probability.
+    num_padding_tokens: ids at the end of the vocabulary that get no
+      probability.
     precision: precision of the products; softmax and sums are in float32.
   """
 
@@ -68,7 +70,7 @@ class SoftDecoder:
   def __call__(
     self, hidden: Array, table: Array, head: Array | None = None
   ) -> Array:
-    """Decodes and encodes.
+    """Decodes hidden states to tokens and embeds them again.
 
     Args:
       hidden: h [..., D].
@@ -108,7 +110,7 @@ class FixedGate:
 class LearnedGate(nnx.Module):
   """alpha = sigmoid(<w, Phi> + b) (DiscoLoop, eq. 6).
 
-  D + 1 parameters shared by all loops and positions. They start at 0, so alpha
+  D + 1 parameters shared by all loops and positions. They start at 0: alpha
   starts at one half.
   """
 
@@ -127,7 +129,7 @@ class LearnedGate(nnx.Module):
 class MixedChannel(nnx.Module):
   """H + alpha RMSNorm(Phi(H)): both channels of DiscoLoop (eq. 4).
 
-  The norm has no gain, so the gate's D + 1 parameters are the only ones.
+  The norm has no gain; the gate's D + 1 parameters are the only ones.
   """
 
   def __init__(

@@ -1,11 +1,11 @@
-"""Processes a sequence by chunks that read a buffer of earlier chunks' rows.
+"""Processes a sequence in chunks that attend to earlier chunks' rows.
 
 This is how MELT trains (arXiv 2605.07721, section 3.3): all tokens of a chunk
 are computed in parallel, and attend to earlier chunks through the rows that
-these wrote into a buffer. Differentiating a scan that carries the buffer would
-store a copy of it per chunk. But written rows never change, so each chunk can
-be recomputed from the final buffer, with later rows masked. The backward pass
-is exact, and stores only that buffer, its gradient, and one chunk's
+these chunks wrote into a buffer. Differentiating a scan that carries the buffer
+would store a copy of it per chunk. But written rows never change: each chunk
+can be recomputed from the final buffer, with later rows masked. The backward
+pass is exact, and stores only the buffer, its gradient, and one chunk's
 activations.
 """
 
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
-EVERY = -1  # In the place of an axis, see `split`.
+EVERY = -1  # Used instead of an axis, see `split`.
 _AXIS = -3  # Axis of a buffer's rows.
-# Chunks one after another are given only the first rows of the buffers, up to
-# those that a stage of several chunks reads: most are not written yet.
+# Sequential chunks are grouped into stages, and get only the rows that precede
+# their stage's last chunk: most rows are not written yet.
 _MOST_STAGES = 4
-_LEAST_ROWS = 1024  # Of a stage.
+_LEAST_ROWS = 1024  # Per stage.
 
 
 class Options(NamedTuple):
@@ -32,11 +32,11 @@ class Options(NamedTuple):
 
   Attributes:
     step: (params, inputs, constants, history, first) -> (outputs, rows) of one
-      chunk. `history` holds the first rows of the buffers, of which those from
-      `first` on must have no effect; `rows` are those that the chunk's tokens
-      write into each buffer, [..., C, G, d].
+      chunk. `history` holds the first rows of the buffers; rows from `first` on
+      must have no effect. `rows` [..., C, G, d] are what the chunk's tokens
+      write into each buffer.
     hops: negative for gradients chunk by chunk; otherwise all chunks are
-      recomputed in parallel, and gradients propagate from rows to earlier ones
+      recomputed in parallel, and gradients propagate from rows to earlier rows
       this many times. Exact from n - 1 hops on; stores the activations of all
       chunks.
   """
@@ -46,15 +46,15 @@ class Options(NamedTuple):
 
 
 def cut(history: Any, first: Array | int, reach: int) -> Any:
-  """The history of a chunk, without a gradient to chunks that are far back.
+  """A chunk's history, without gradients to chunks further back than `reach`.
 
-  The rows of nearer chunks pass gradients on to the chunks that they read: it
-  is `Options.hops` that bounds how far one gets.
+  Nearer rows still pass gradients on to the rows they depend on; `Options.hops`
+  limits how far.
 
   Args:
     history: pytree of buffers [..., N, G, d].
     first: index of the chunk's first row.
-    reach: number of rows before it that get a gradient; negative for all.
+    reach: number of rows before `first` that get a gradient; negative for all.
   """
   if reach < 0:
     return history
@@ -75,7 +75,7 @@ def run(
   """Computes one chunk after another.
 
   Args:
-    options: the function of a chunk, and the reach of gradients.
+    options: the function of a chunk, and how far gradients propagate.
     params: pytree of floating-point arrays.
     inputs: pytree of floating-point arrays by chunk, [n, ...].
     constants: pytree of arrays by chunk [n, ...] that get no gradient.
@@ -182,7 +182,7 @@ def split(num_chunks: int, axis: int, whole: Any) -> Any:
 
   Args:
     num_chunks: n.
-    axis: the axis of the tokens; EVERY gives each chunk all of it, [n, ...].
+    axis: the tokens' axis; EVERY gives each chunk the whole array, [n, ...].
     whole: pytree of arrays.
   """
 
@@ -202,18 +202,18 @@ def join(axis: int, by_chunk: Array) -> Array:
 
 
 class _Stage(NamedTuple):
-  """Chunks `start` to `stop` - 1, of n."""
+  """Chunks `start` to `stop` - 1 out of n."""
 
   start: int
   stop: int
   num_chunks: int
 
   def of(self, by_chunk: Any) -> Any:
-    """Its chunks, of arrays [n, ...]."""
+    """The stage's chunks of arrays [n, ...]."""
     return jax.tree.map(lambda x: x[self.start : self.stop], by_chunk)
 
   def seen(self, history: Any, size: int) -> Any:
-    """The rows of buffers [..., n C, G, d] that its last chunk reads."""
+    """The rows of buffers [..., n C, G, d] before the stage's last chunk."""
     if self == (0, self.num_chunks, self.num_chunks):
       return history
     num_rows = max(self.stop - 1, 1) * size
@@ -234,14 +234,14 @@ def _stages(num_chunks: int, size: int) -> list[_Stage]:
 
 
 def _joined(found: list[Any]) -> Any:
-  """What stages found by chunk, of all chunks."""
+  """Concatenates the stages' results, arrays by chunk."""
   if len(found) == 1:
     return found[0]
   return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
 
 
 def _plus_first(whole: Array, part: Array) -> Array:
-  """A buffer plus another of its first rows."""
+  """Adds an array of its first rows to a buffer."""
   axis = whole.ndim + _AXIS
   if part.shape == whole.shape:
     return whole + part

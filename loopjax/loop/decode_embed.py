@@ -10,13 +10,13 @@ With l = U h / tau and the cotangent g of Phi,
   dL/dU[v] = sum_h dL/dl_v h / tau,  dL/dE[v] = sum_h p_v g.
 
 With `top_k` the chunks select the k likeliest tokens, and the same sums run
-over these; ties are broken arbitrarily.
+over these tokens; ties are broken arbitrarily.
 
 On a CPU core, for value and gradient over 1,024 tokens of width 128, chunks
-took 0.74 of the time and 0.64 of the memory of the plain form at 1,050 tokens,
-0.85 and 0.10 at 32,768; over the 128 likeliest tokens 0.44 and 0.08, 0.41 and
-0.11 (python benchmarks/bench_decode_embed.py --part=operator). No size was
-found at which the plain form is faster.
+took 0.74 of the time and 0.64 of the memory of the plain form for a vocabulary
+of 1,050 tokens, 0.85 and 0.10 for 32,768; with top_k = 128, 0.44 and 0.08, and
+0.41 and 0.11 (python benchmarks/bench_decode_embed.py --part=operator). The
+plain form was not faster at any size tried.
 """
 
 import functools
@@ -62,12 +62,12 @@ def decode_embed(
   """Phi(h) = sum_v p_v E[v] with p = softmax(U h / temperature).
 
   DiscoLoop, equation 5 (arXiv 2607.00341); with `top_k` Phi_k of appendix B.
-  Products take their inputs as they are and accumulate in float32; the softmax
-  is in float32. Supports reverse mode only.
+  Products do not convert their inputs and accumulate in float32; the softmax is
+  in float32. Supports reverse mode only.
 
   Args:
     hidden: h [..., D].
-    table: E [V, D], the vectors that are averaged.
+    table: E [V, D], the vectors to average.
     head: U [V, D], the decoding matrix; E itself if None (tied).
     temperature: tau > 0; the logits are divided by it.
     top_k: p is restricted to the k most likely tokens and renormalised;
@@ -90,11 +90,11 @@ def decode_embed(
 
   def decode_few(hidden, tables):
     constants = jax.lax.stop_gradient((hidden, tables[-1]))
-    ids, best = _select(*constants, options)  # Its gradient is in _embed_few.
+    ids, best = _select(*constants, options)  # Differentiated in _embed_few.
     return _embed_few(hidden, tables, ids, best, options)
 
-  # Otherwise the compiler would gather tables and sum their gradients in every
-  # step of the loops over tokens.
+  # Otherwise the compiler would gather tables and reduce their gradients in
+  # every step of the loops over tokens.
   return sharding.by_example(decode_few, len(hidden))(hidden, tables)
 
 
@@ -256,7 +256,7 @@ def _embed_few_backward(options, residuals, cotangent):
       ),
     ), None
 
-  # Many tokens share a row: its sum needs the wide dtype.
+  # Many tokens contribute to a row, which needs the wide dtype.
   wide = tuple(jnp.zeros(x.shape, mean.dtype) for x in tables)
   start = jnp.zeros(hidden.shape, mean.dtype), wide
   parts = _slices(ids), _slices(weights)
@@ -276,5 +276,5 @@ def _slices(x: Array) -> Array:
 
 
 def _by_role(d_table, d_head, tables):
-  """Gradients of (E, U), or their sum where both are one table."""
+  """Gradients of (E, U), or their sum if both are one table."""
   return (d_table, d_head) if len(tables) == 2 else (d_table + d_head,)

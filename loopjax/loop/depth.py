@@ -1,8 +1,8 @@
 """The number of loops in training: fixed, or random per step or per row.
 
-Samples depend only on random keys, through the inverse of the distribution
-function: they are the same on every mesh, for every number of microbatches and
-after a restore. One program serves all depths.
+Samples depend only on random keys (inverse transform sampling): they are the
+same on every mesh, for every number of microbatches and after a restore. One
+program serves all depths.
 
 Sources: Huginn (arXiv 2502.05171: Poisson log-normal, one draw per step),
 Parcae (arXiv 2604.12946: Poisson, one draw per row), xLLM-Loop (a learned
@@ -22,15 +22,15 @@ from loopjax.errors import UserError
 from loopjax.types import Array, Metrics
 
 Carry = TypeVar("Carry")
-_NODES = 64  # Of the integral over rates, Gauss-Hermite.
-_TAIL = 1e-9  # Probability that is cut off where there is no maximum.
+_NODES = 64  # Gauss-Hermite nodes of the integral over rates.
+_TAIL = 1e-9  # Probability cut off without a maximum.
 
 
 @functools.lru_cache(maxsize=64)
 def probabilities(
   kind: str, mean: float, sigma: float = 0.5, max_loops: int = 0
 ) -> np.ndarray:
-  """The distribution of depths 1, 2, ..., f64 [N]; the sum is 1.
+  """The distribution of depths 1, 2, ..., f64 [N]; sums to 1.
 
   Args:
     kind: "fixed": `mean`. "poisson": max(1, Poisson(mean)), as in Parcae.
@@ -38,9 +38,9 @@ def probabilities(
       mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
       "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
         same as "poisson_lognormal".
-    mean: expected loops; for "poisson_lognormal" one less.
+    mean: expected loops; for "poisson_lognormal" minus one.
     sigma: standard deviation of log(rate).
-    max_loops: larger depths become this one; 0 for no maximum.
+    max_loops: larger depths are reduced to this; 0 for no maximum.
   """
   found = DEPTHS[kind](mean, sigma, max_loops)
   if max_loops and len(found) > max_loops:
@@ -61,7 +61,7 @@ def _uniform(mean: float, sigma: float, max_loops: int) -> np.ndarray:
 def _poisson(mean: float, sigma: float, max_loops: int) -> np.ndarray:
   del sigma
   found = _mixture(np.array([mean]), np.ones(1), max_loops)
-  # No loop at all becomes one.
+  # A depth of 0 becomes 1.
   return np.append(found[0] + found[1], found[2:])
 
 
@@ -71,7 +71,7 @@ def _poisson_lognormal(mean: float, sigma: float, max_loops: int) -> np.ndarray:
   return _mixture(rates, weights / weights.sum(), max_loops)
 
 
-# What `probabilities` normalises, from its mean, sigma and max_loops.
+# Unnormalised `probabilities`, from mean, sigma and max_loops.
 DEPTHS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {
   "fixed": _fixed,
   "poisson": _poisson,
@@ -84,10 +84,10 @@ DEPTHS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {
 def _mixture(
   rates: np.ndarray, weights: np.ndarray, max_loops: int
 ) -> np.ndarray:
-  """A mixture of Poisson distributions, cut where almost nothing is left."""
+  """A mixture of Poisson distributions, truncated at a tail of `_TAIL`."""
   num = 64
   while (found := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
-    if max_loops and num > max_loops:  # The rest, however far, is there.
+    if max_loops and num > max_loops:  # The whole tail goes here.
       found[-1] += 1 - found.sum()
       break
     num *= 2
@@ -106,7 +106,7 @@ def _counts(rates: np.ndarray, num: int) -> np.ndarray:
 def calibrated(
   kind: str, mean: float, sigma: float = 0.5, max_loops: int = 0
 ) -> float:
-  """The `mean` for which the expected depth, cut at the maximum, is `mean`."""
+  """The `mean` setting that gives this expected depth under the maximum."""
   low, high = 1e-3, 8.0 * mean
   for _ in range(80):
     middle = (low + high) / 2
@@ -120,7 +120,7 @@ def calibrated(
 
 
 def expected(chances: np.ndarray, at_most: int | None = None) -> float:
-  """The expected depth, or of the smaller of the depth and `at_most`."""
+  """The expectation of the depth, or of min(depth, at_most)."""
   depths = np.arange(1, len(chances) + 1)
   return float(
     chances @ (depths if at_most is None else np.minimum(depths, at_most))
@@ -136,22 +136,22 @@ def draw(key: Array, chances: np.ndarray) -> Array:
 def learned_loss(
   logits: Array, depths: Array, costs: Array, mean: float
 ) -> tuple[Array, Metrics]:
-  """The loss that trains a distribution of depths: REINFORCE (Williams, 1992).
+  """The loss of a distribution of depths: REINFORCE (Williams, 1992).
 
   Its expected gradient is the gradient of the expected cost: each row's score
   is weighted by its cost minus the mean cost of the other rows on this device.
   (xLLM-Loop samples once per step, and subtracts a running mean.)
 
   Args:
-    logits: of the depths 1, 2, ..., f32 [N].
-    depths: drawn with `drawn_from`, i32 [B].
-    costs: losses of the rows in nats, f32 [B]; without a gradient.
-    mean: the mean depth to maintain: the squared distance of the distribution's
-      mean is added, so only its shape is learned.
+    logits: logits of the depths 1, 2, ..., f32 [N].
+    depths: depths from `drawn_from`, i32 [B].
+    costs: losses of the rows in nats, f32 [B]; constants.
+    mean: the mean depth to maintain: the loss includes the squared distance of
+      the distribution's mean from it, and only the shape is learned.
 
   Returns:
-    (f32 scalar: that distance, and a term whose value is 0, but not its
-    gradient; the distribution's mean and entropy in nats).
+    (f32 scalar: the squared distance plus a term with value 0 and a non-zero
+    gradient; the distribution's mean; its entropy in nats).
 
   Raises:
     UserError: there is only one row.
@@ -180,7 +180,7 @@ def drawn_from(keys: Array, logits: Array) -> Array:
 
 
 def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
-  """Raises UserError unless `grown` takes them."""
+  """Raises UserError unless the values are valid for `grown`."""
   whole = all(type(n) is int and n > 0 for n in (*steps, *loops))
   if len(steps) != len(loops) or not whole or [*steps] != sorted(set(steps)):
     raise UserError(
@@ -192,12 +192,12 @@ def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
 def grown(
   step: Array, until: Sequence[int], loops: Sequence[int], last: int
 ) -> Array:
-  """A number of loops that grows during training, i32 scalar.
+  """The number of loops at a step, growing during training; i32 scalar.
 
   Args:
     step: optimizer steps taken.
     until, loops: loops[i] loops before step until[i].
-    last: the loops after all of them.
+    last: number of loops after the last of these steps.
   """
   depth = jnp.asarray(last)
   for end, count in reversed(list(zip(until, loops, strict=True))):
@@ -212,23 +212,22 @@ def run(
   depth: Array,
   num_with_gradient: int,
 ) -> Carry:
-  """Runs a number of loops that is only known at run time.
+  """Runs a number of loops that is only known at run time, with truncated BPTT.
 
-  The last loops, at most `num_with_gradient`, have a gradient: through the
-  carry, and to `shared`. The loops before them have none, not even to the
-  initial carry.
+  The last loops, at most `num_with_gradient`, have gradients through the carry
+  and to `shared`. Earlier loops have none, not even to the initial carry.
 
   Args:
     step_fn: (shared, carry, loop index like `depth`) -> carry. Each row counts
       its loops separately: with a depth per row, rows may be in different
       loops.
-    shared: what all loops read: the parameters, the injected input.
+    shared: inputs of all loops: the parameters, the injected input.
     carry: arrays [B, ...].
-    depth: i32 scalar, or [B] for a depth of each row, at least 1.
+    depth: i32 scalar, or [B] for a depth per row; at least 1.
     num_with_gradient: b, static, at least 1.
 
   Returns:
-    The carry, for each row after its own depth.
+    The carry, of each row after its own depth.
   """
   assert num_with_gradient > 0
   cut = jnp.maximum(depth - num_with_gradient, 0)  # Loops without a gradient.
@@ -240,11 +239,11 @@ def run(
     return _chosen(n < cut, step_fn(fixed, carry, index), carry)
 
   after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
-  # Rows that have run nothing yet keep the gradient to their initial carry.
+  # Rows without earlier loops keep the gradient to their initial carry.
   carry = _chosen(cut > 0, after, carry)
 
-  # What no row needs is computed, too: under a condition, the backward pass
-  # would have the weights of every loop.
+  # Steps that no row needs run too: with a `cond`, the backward pass would
+  # store the weights for every loop.
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
     new = step_fn(shared, carry, cut + n)
     return _chosen(n < depth, new, carry), None
@@ -264,10 +263,10 @@ def run_all(
   """`run` where all loops have a gradient.
 
   Args:
-    step_fn, shared, carry, depth: as of `run`.
+    step_fn, shared, carry, depth: as in `run`.
     most: maximum depth, static. Loops that no row needs are skipped.
-    remat: whether the backward pass computes each loop again. Memory is then
-      one loop and `most` carries, instead of `most` loops.
+    remat: whether the backward pass recomputes each loop. It then stores one
+      loop and `most` carries, instead of `most` loops.
   """
 
   def loop(shared: Any, carry: Carry, n: Array) -> Carry:

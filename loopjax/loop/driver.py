@@ -30,22 +30,22 @@ def run_loop(
     step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
       its structure, shapes and dtypes.
     carry: the initial carry.
-    num_steps: K, static; "scan" also takes 0.
+    num_steps: K, static; "scan" also supports 0.
     kind: "scan" compiles one step and is differentiable in reverse mode;
-      "unroll" compiles K copies, differentiable, whose residuals are not
+      "unroll" compiles K copies and is differentiable; residuals are not
       stacked; "while" exits as soon as `done_fn` holds and has no reverse mode
       (JAX raises an error).
     remat: what a step stores for the backward pass: "none" (no
       rematerialisation) stores everything, "full" recomputes the step, "dots"
-      stores the matrix products, "dots_no_batch" only those with parameters (no
-      attention weights), and "outputs" the outputs that attention and MLP add
-      to the residual stream.
+      stores the matrix products, "dots_no_batch" only products with parameters
+      (no attention weights), and "outputs" the outputs that attention and MLP
+      add to the residual stream.
     done_fn: carry -> bool scalar, true when further steps cannot change the
-      result. Only "while" calls it; if it is right, all kinds agree exactly.
+      result. Only "while" calls it; if it is correct, all kinds agree exactly.
 
   Returns:
     (carry, records stacked along a leading axis [K, ...], i32 number of steps
-    run). Records of steps that "while" did not run are zeros.
+    executed). Records of steps that "while" skipped are zeros.
   """
   step_fn = remat_lib.rematerialised(
     step_fn, remat, prevent_cse=kind == "unroll"
@@ -57,7 +57,7 @@ def run_loop(
   elif kind == "unroll":
     rows = []
     for step in range(num_steps):
-      # Known when compiling, unlike an array of JAX.
+      # Static, unlike a JAX array.
       carry, record = step_fn(carry, np.asarray(step, np.int32))
       rows.append(record)
     records = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
@@ -144,9 +144,9 @@ def run_implicit(
 ) -> tuple[Carry, Carry, Any]:
   """`run_loop`, differentiated as if its result were a fixed point z = f(z).
 
-  With J the Jacobian of f at the input of the last step, that gradient is the
-  last step's own times (I - J)^-1 = I + J + J^2 + ... It needs the memory of
-  one step, and is exact if the steps have converged.
+  With J the Jacobian of f at the input of the last step, the gradient is the
+  last step's gradient times (I - J)^-1 = I + J + J^2 + ... It needs the memory
+  of one step, and is exact if the steps have converged.
 
   Args:
     step_fn: as in `run_loop`; every step but the first is the same f.
@@ -192,7 +192,7 @@ def run_implicit(
 
 
 def _while_loop(step_fn, carry, num_steps, done_fn):
-  """The `while` loop: records are written into buffers of K rows."""
+  """The `while` loop; writes records into buffers of K rows."""
   record = jax.eval_shape(step_fn, carry, jnp.asarray(0))[1]
   buffers = jax.tree.map(
     lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), record

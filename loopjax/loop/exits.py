@@ -1,14 +1,14 @@
 """When to exit a loop, from a gate's logits after every loop.
 
-After loop t the gate exits with probability lambda_t = sigmoid(logit_t), so the
-probability of exiting after loop t is
+After loop t the gate exits with probability lambda_t = sigmoid(logit_t), and
+the probability of exiting after loop t is
 
   p_t = lambda_t prod_{s<t} (1 - lambda_s),  p_K = prod_{s<K} (1 - lambda_s):
 
-the last loop gets the remaining probability, for any value of its gate (Ouro,
+the last loop gets the remaining probability, whatever its gate says (Ouro,
 arXiv 2510.25741, section 3.2; truncated PonderNet). All products are computed
-as sums of logarithms in float32, so probabilities close to 0 or 1 are not
-rounded to 0 or 1.
+as sums of logarithms in float32: probabilities close to 0 or 1 are not rounded
+to 0 or 1.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def first_exit(logits: Array, threshold: float | Array) -> Array:
     threshold: in (0, 1]; at 1 the exit is always after the last loop.
 
   Returns:
-    The index of the loop, from 0, i32 [...]; K - 1 if none reaches it.
+    The loop's index, from 0, i32 [...]; K - 1 if none reaches the threshold.
   """
   left = jnp.log1p(-jnp.asarray(threshold, jnp.float32))  # -inf at 1.
   done = (log_survival(logits) <= left).at[-1].set(True)
@@ -65,8 +65,8 @@ def first_exit(logits: Array, threshold: float | Array) -> Array:
 class ExitPolicy:
   """When rows exit the loop, one token per row.
 
-  A row exits after the first loop in which the condition of `rule` holds, and
-  after `num_loops` loops at the latest.
+  A row exits after the first loop for which the condition of `rule` holds, at
+  the latest after `num_loops` loops.
 
   Attributes:
     threshold: f32 [B] in (0, 1]; at 1 no row exits early.
@@ -79,14 +79,13 @@ class ExitPolicy:
       at most 1 - threshold nats; "stable": the most likely token has been the
       same after 1 / (1 - threshold) consecutive loops (Huginn, arXiv
       2502.05171, and its published code).
-    kept: the keys and values that later tokens attend to in the loops that a
-      row skipped, if the cache has separate ones for every loop. "copy": from
-      the row's last loop; "state": projections of its last state, computed
-      without running the layers; "computed": no loop is skipped, an exit only
-      selects the loop whose logits are used (published code of Ouro, arXiv
-      2510.25741).
-    fills: whether what is `kept` is also written for tokens that no rule lets
-      leave, for the loops after their `num_loops`: later tokens run more.
+    kept: the keys and values of skipped loops to which later tokens attend, if
+      the cache has separate ones for every loop. "copy": from the row's last
+      loop; "state": projections of its last state, computed without running the
+      layers; "computed": no loop is skipped, an exit only selects the loop
+      whose logits are used (published code of Ouro, arXiv 2510.25741).
+    fills: whether `kept` also fills the loops after `num_loops` for tokens that
+      exit by no rule, because later tokens run more loops.
   """
 
   threshold: Any
@@ -105,11 +104,11 @@ class ExitPolicy:
 
 
 class Resumed(NamedTuple):
-  """Tokens whose first loops were run before: `read` runs the others.
+  """Tokens whose first loops have been run; `read` runs the remaining ones.
 
   Attributes:
     state: their states after these loops, [B, S, D].
-    num_loops: m, how many; i32 scalar.
+    num_loops: m, number of these loops; i32 scalar.
   """
 
   state: Any
@@ -121,7 +120,7 @@ class ExitState(NamedTuple):
 
   Attributes:
     live: bool [B], rows that have not exited.
-    loops: i32 [B], loops that each row has run.
+    loops: i32 [B], number of loops that each row has executed.
     log_left: f32 [B], log-probability that the gate has not exited yet.
   """
 
@@ -131,7 +130,7 @@ class ExitState(NamedTuple):
 
 
 def start(reads: Array) -> ExitState:
-  """The initial state; `reads`: bool [B], rows that read a token."""
+  """The initial state; `reads`: bool [B], rows that process a token."""
   return ExitState(
     live=reads,
     loops=jnp.zeros(reads.shape, jnp.int32),
@@ -149,7 +148,7 @@ def after_loop(
     rule: the rule to apply, `policy.rule` or "fixed".
     state: the state before the loop.
     evidence: what the rule compares with the threshold, f32 [B]: the gate's
-      logit, `relative_change`, or what `of_read_out` finds.
+      logit, `relative_change`, or the result of `of_read_out`.
   """
   log_left, leaves = state.log_left, jnp.zeros_like(state.live)
   if rule == "gate":
@@ -175,7 +174,7 @@ def relative_change(before: Array, after: Array) -> Array:
 def relative_entropy(logits: Array, num_padding_tokens: int = 0) -> Array:
   """Entropy of softmax(logits [..., V]) divided by its maximum; [...].
 
-  The maximum is the logarithm of V without the ids that only pad it.
+  The maximum is the logarithm of the vocabulary size without padding ids.
   """
   log_prob = jax.nn.log_softmax(logits, axis=-1)
   entropy = -jnp.sum(jnp.exp(log_prob) * log_prob, axis=-1)
@@ -183,12 +182,13 @@ def relative_entropy(logits: Array, num_padding_tokens: int = 0) -> Array:
 
 
 class Seen(NamedTuple):
-  """What a rule remembers of the read-outs before.
+  """What a rule remembers of earlier read-outs.
 
   Attributes:
-    logits: f32 [B, V], the last ones; [B, 0] for rules that compare none.
+    logits: the previous loop's, f32 [B, V]; [B, 0] for rules that do not need
+      them.
     token: i32 [B], the most likely token; -1 before the first loop.
-    times: i32 [B], for how many loops in a row it has been this one.
+    times: i32 [B], number of consecutive loops with this token.
   """
 
   logits: Array
@@ -197,7 +197,7 @@ class Seen(NamedTuple):
 
 
 def nothing_seen(rule: str, batch: int, vocab_size: int) -> Seen:
-  """Before the first loop."""
+  """The value before the first loop."""
   logits = jnp.zeros((batch, vocab_size if rule == "kl" else 0))
   none = jnp.zeros(batch, jnp.int32)
   return Seen(logits, none - 1, none)
@@ -206,15 +206,15 @@ def nothing_seen(rule: str, batch: int, vocab_size: int) -> Seen:
 def of_read_out(
   rule: str, seen: Seen, logits: Array, num_padding_tokens: int = 0
 ) -> tuple[Array, Seen]:
-  """What a rule of READ_OUT compares with the threshold, f32 [B].
+  """The evidence of a rule of READ_OUT, compared with the threshold; f32 [B].
 
   Args:
     rule: "entropy": `relative_entropy`; "kl": `divergence`, infinite after the
-      first loop; "stable": the inverse of the number of loops in a row with the
-      same most likely token.
-    seen: the read-outs before.
+      first loop; "stable": 1 over the number of consecutive loops with the same
+      most likely token.
+    seen: the earlier read-outs.
     logits: f32 [B, V], after this loop.
-    num_padding_tokens: the last ids that only pad the vocabulary.
+    num_padding_tokens: number of ids at the end that only pad the vocabulary.
   """
   if rule == "entropy":
     return relative_entropy(logits, num_padding_tokens), seen
@@ -226,7 +226,7 @@ def of_read_out(
   assert rule == "stable", rule
   token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
   times = jnp.where(token == seen.token, seen.times + 1, 1)
-  # Slightly less, so that 1 - 0.8 in float32 is not below a fifth.
+  # Slightly less: 1 - 0.8 in float32 must not be below a fifth.
   return (1 - 1e-6) / times, seen._replace(token=token, times=times)
 
 

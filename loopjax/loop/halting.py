@@ -7,9 +7,9 @@ probabilities, one entry per token (or cell, or sequence: any shape):
   update(state, probability, is_last) -> (weight, state)
 
 `weight` is the weight of the step's output; over all steps it sums to one, or
-to less where a rule does not force an entry to stop at the last step.
-`state.halted` marks the entries that have stopped: their later weights are 0.
-`state.cost` is the differentiable ponder cost (steps). All in float32.
+less if a rule does not force an entry to stop at the last step. `state.halted`
+marks the entries that have stopped: their later weights are 0. `state.cost` is
+the differentiable ponder cost (steps). All in float32.
 """
 
 import dataclasses
@@ -52,12 +52,12 @@ class ACT:
 
   An entry stops at the first step at which the sum of its probabilities reaches
   1 - epsilon; that step gets the remainder, one minus the weights of the
-  earlier steps. The number of steps has no gradient; the remainder has one.
+  earlier steps. The remainder has a gradient; the number of steps does not.
 
   Attributes:
     epsilon: in [0, 1), f32 scalar or a number.
-    forced: the last step gets the remainder of entries still running, so
-      that the weights always sum to one.
+    forced: the last step gets the remainder of entries still running, and the
+      weights always sum to one.
   """
 
   epsilon: float | Array
@@ -111,7 +111,7 @@ class PonderNet:
 
 @dataclasses.dataclass(frozen=True)
 class FixedSteps:
-  """No halting: the last step is the output, every entry takes all steps."""
+  """No halting: every entry takes all steps, and the last one is the output."""
 
   def init(self, shape: tuple[int, ...]) -> HaltingState:
     return _fresh(shape)

@@ -3,8 +3,8 @@
 An injection maps the state h and the prelude's output e, [B, T, D] each, to the
 input of the core; all are in the accumulate dtype. Sources: "linear", Huginn
 (arXiv 2502.05171); "diagonal", Parcae (arXiv 2604.12946); "orthogonal",
-xLLM-Loop; "anchor", the boundary operator (arXiv 2609.19107), which adds after
-the loop instead.
+xLLM-Loop; "anchor", the boundary operator (arXiv 2609.19107), which instead
+adds after the loop.
 """
 
 import math
@@ -18,9 +18,9 @@ from flax import nnx
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
-_STEP = 0.5 * math.log(5)  # dt at the start: the decay is sqrt(1/5).
+_STEP = 0.5 * math.log(5)  # Initial dt, for a decay of sqrt(1/5).
 _EPSILON = 1e-6
-_MOST = 80.0  # Of A_log: the exponential of more is infinite in float32.
+_MOST = 80.0  # Maximum of A_log; exp overflows in float32 above.
 
 
 class Linear(nnx.Module):
@@ -39,7 +39,7 @@ class Linear(nnx.Module):
     return self.adapter(both).astype(self.precision.accumulate)
 
   def radius(self) -> Array:
-    """The spectral norm of the half of A that acts on h, f32; any number."""
+    """The spectral norm of the half of A that acts on h, f32; unbounded."""
     kernel = linear.dense(self.adapter.kernel[...]).astype(jnp.float32)
     return jnp.linalg.norm(kernel[: len(kernel) // 2], ord=2)
 
@@ -47,9 +47,9 @@ class Linear(nnx.Module):
 class Diagonal(nnx.Module):
   """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
 
-  dt and A are per feature; the decay is in [0, 1] for all values, so the state
-  is bounded. B is initially the identity. If orthogonal, the decayed state
-  loses its component along dt (B e), for each token (xLLM-Loop).
+  dt and A are per feature; the decay is always in [0, 1], which bounds the
+  state. B is initially the identity. If orthogonal, each token's decayed state
+  loses its component along dt (B e) (xLLM-Loop).
   """
 
   def __init__(
@@ -81,7 +81,7 @@ class Diagonal(nnx.Module):
     return jnp.exp(-step * jnp.exp(rate))
 
   def radius(self) -> Array:
-    """The largest decay, f32 of at most 1: at most this much of h remains."""
+    """The largest decay, f32, at most 1: an upper bound on what h retains."""
     return jnp.max(self.decay())
 
   def __call__(self, hidden: Array, injected: Array) -> Array:
@@ -111,9 +111,9 @@ class Injection(NamedTuple):
   Attributes:
     make: (width, init, precision=, rngs=) -> the function (h, e) -> the input
       of the core.
-    num_products: products of a token with a matrix [D, D], in every loop.
-    radius: how much of h remains at most, from what `make` returns; None if it
-      is not known.
+    num_products: number of products with a matrix [D, D] per token and loop.
+    radius: upper bound on what h retains, from the result of `make`; None if
+      unknown.
   """
 
   make: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Learned memory banks, which hidden states read through a gate.
+"""Learned memory banks with gated reads by hidden states.
 
 Adaptive Loops and Memory (arXiv 2603.08391, section 2.2). Banks are parameters:
 no sequence is ever written to them.
@@ -16,7 +16,7 @@ from loopjax.kernels.widened import widened
 from loopjax.nn import linear, norm
 from loopjax.types import Array, Precision
 
-# The number of a gate's logits, from the width.
+# Number of a gate's logits, from the width.
 GATES: Mapping[str, Callable[[int], int]] = {
   "vector": lambda width: width,
   "scalar": lambda _: 1,
@@ -44,7 +44,7 @@ class GatedRead(nnx.Module):
   """g * W m: the gated read of a bank by a hidden state (equations 6 to 9).
 
   The gate has one logit per feature ("vector") or one for all ("scalar"). Its
-  matrix is initialised to zero, so that it starts at sigmoid(gate_bias).
+  matrix is initialised to zero: it starts at sigmoid(gate_bias).
   """
 
   def __init__(
@@ -81,7 +81,7 @@ class GatedRead(nnx.Module):
       bank: the bank of M slots.
 
     Returns:
-      (what is added to h, f32 [B, T, D]; g, f32 [B, T, D] or [B, T, 1]; the
+      (the vector to add to h, f32 [B, T, D]; g, f32 [B, T, D] or [B, T, 1]; the
       attention over slots, f32 [B, T, M]).
     """
     compute, wide = self.precision.compute, self.precision.accumulate
@@ -95,15 +95,15 @@ class GatedRead(nnx.Module):
     retrieved = jnp.einsum(
       "btm,md->btd", weights.astype(compute), values.astype(compute)
     )  # (6), (7)
-    # In the precision of the other linear maps, which are as large, unlike a
-    # router.
+    # In the precision of the other linear maps: it is as large as these, unlike
+    # a router.
     logits = widened(
       "nd,de->ne",
       h.astype(compute).reshape(-1, h.shape[-1]),
       linear.dense(self.gate.kernel[...]).astype(compute),
     )
     assert self.gate.bias is not None
-    # To the rows of a product: compilers then add it within the product.
+    # Added to the product's rows: compilers then fuse it.
     logits = logits + self.gate.bias[...][None]
     gate = jax.nn.sigmoid(logits).reshape(*h.shape[:-1], -1)  # (8)
     added = gate * self.output(retrieved).astype(wide)  # (9)
@@ -113,7 +113,7 @@ class GatedRead(nnx.Module):
 def read_flops(width: int, num_slots: int, gate: str) -> int:
   """Forward FLOPs of one token's read; 0 for a bank without slots.
 
-  They include attention over the slots, the output map, and the gate.
+  Includes attention over the slots, the output map, and the gate.
   """
   products = 2 * num_slots + width + GATES[gate](width)
   return 2 * width * products if num_slots else 0

@@ -1,13 +1,13 @@
-"""Deep supervision with state that is carried between optimizer steps.
+"""Deep supervision with state carried between optimizer steps.
 
 A row of the batch works on one example for several optimizer steps. Each step
-is one segment of supervision: it continues from the state in which the last
-one ended, without a gradient through it, and has a loss of its own. A row that
-halts takes the example that the next batch has in its place; the examples that
-a batch has for other rows are not used.
+is one segment of supervision: it continues from the final state of the previous
+segment, without a gradient through that state, and has its own loss. A row that
+halts takes its example from the same place in the next batch; the other
+examples of that batch are not used.
 
 Source: HRM (arXiv 2506.21734), deep supervision and ACT; TRM (2510.04871),
-figure 3; the authors' code, which keeps rows as here.
+figure 3; the authors' code, which keeps rows in the same way.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from loopjax.types import Array
 
-# What is kept of an example.
+# Entries of an example that are kept.
 ENTRIES = ("inputs", "targets", "weights")
 
 
@@ -28,7 +28,7 @@ class SupervisionState(NamedTuple):
   Attributes:
     state: the model's state after the last segment, arrays [B, ...].
     steps: number of segments since the row took its example, i32 [B].
-    halted: whether the row takes a new example next, bool [B].
+    halted: whether the row takes a new example in the next step, bool [B].
     example: the example's ENTRIES, [B, T] each.
   """
 
@@ -39,10 +39,10 @@ class SupervisionState(NamedTuple):
 
 
 def empty(state: Any, num_tokens: int) -> SupervisionState:
-  """Rows that all take an example at the first step.
+  """Initial rows, all of which take an example at the first step.
 
   Args:
-    state: a state of the right shapes; its values are not used.
+    state: a state with the right shapes; its values are not used.
     num_tokens: T.
   """
   num_rows = len(jax.tree.leaves(state)[0])
@@ -62,7 +62,7 @@ def refilled(
   """Rows that have halted take the batch's examples and the initial state.
 
   Args:
-    rows: from the step before.
+    rows: rows of the previous step.
     batch: has ENTRIES.
     start: initial state, [B, ...] arrays.
   """
@@ -85,15 +85,16 @@ def halts(
 ) -> Array:
   """Which rows stop working on their example.
 
-  A row stops when it wants to, and after `max_steps` segments. With probability
-  `exploration` a row that wants to must have run at least U{2 .. max_steps}, so
-  that the halting head sees what more segments do.
+  A row stops when its `wants` is true, at the latest after `max_steps`
+  segments. With probability `exploration`, it must also have run at least U{2
+  .. max_steps} segments, which shows the halting head the effect of further
+  segments.
 
   Args:
     wants: bool [B].
     steps: segments run, this one included, i32 [B].
     max_steps: N_sup.
-    exploration: drawn anew at every step.
+    exploration: probability, drawn anew at every step.
     keys: random keys, [B].
 
   Returns:

@@ -1,7 +1,7 @@
-"""Windows of a sequence, read one after another.
+"""Windows of a sequence, processed one after another.
 
-Attention sees the current window and P tokens before it. Anything else about
-earlier windows must come from recurrent state.
+Attention sees the current window and P tokens before it. Any other information
+about earlier windows must come from recurrent state.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Window(NamedTuple):
 
   Attributes:
     positions: positions of all P + S tokens, relative to the first, [P + S, 1].
-    keys: bool [B, P + S], the tokens that others may attend to; None for all.
+    keys: bool [B, P + S], tokens that may be attended to; None for all.
     packing: packing of the tokens that are not padding; None without padding.
     mask: bool [B, P + S], False for padding.
   """
@@ -71,7 +71,8 @@ def make_window(
   own_mask = jnp.ones(shape, bool) if mask is None else mask
   whole_mask = jnp.concatenate([past_mask, own_mask], axis=1)
   positions = jnp.arange(num_past + num_tokens)
-  # Without padding or a past, which is padding at first, all tokens are there.
+  # Without padding and without a past (initially padding), all tokens are
+  # valid.
   keys = None if mask is None and not num_past else whole_mask
   packing = None if mask is None else fast_weights.packing(mask)
   return Window(positions[:, None], keys, packing, whole_mask)

@@ -1,6 +1,6 @@
 """Distillation from a teacher's distributions over tokens, in nats.
 
-`distill` goes by chunks of the vocabulary, with its own backward pass.
+`distill` processes the vocabulary in chunks and has a custom backward pass.
 
 The first pass over the vocabulary finds both normalisers, by a running maximum
 and sum (online softmax, arXiv 1805.02867), the second the divergence, since M
@@ -12,7 +12,7 @@ student's logits l (after the temperature) and a cotangent of 1,
   dL/dl_v = (1 - beta) S_v log(S_v / M_v) - S_v R      for 0 < beta < 1,
     R = (1 - beta) KL(S || M),
 
-and for beta = 1 the same with T in place of M and without the factor.
+and for beta = 1 the second with T for M and without the factor (1 - beta).
 """
 
 import functools
@@ -59,8 +59,8 @@ def by_loop(
 ) -> Array:
   """Divergence from the teacher after each loop, weighted by token.
 
-  MELT distils every loop of the student (arXiv 2605.07721, section 3.3). No
-  [tokens, vocabulary] array is made; see `distill`.
+  MELT distils every loop of the student (arXiv 2605.07721, section 3.3).
+  Creates no [tokens, vocabulary] array; see `distill`.
 
   Args:
     student: hidden states before unembedding after each of K loops, [K, B, T,
@@ -116,17 +116,17 @@ def distill(
     KL(S || T)                                for beta = 1.
 
   The first is the generalized Jensen-Shannon divergence (GKD, arXiv 2306.13649,
-  section 3.1), which tends to 0 at both ends; the others are the limits of its
-  quotient by beta and by 1 - beta. There is no factor temperature^2.
+  section 3.1), which tends to 0 at both ends; the others are its limits after
+  division by beta and by 1 - beta. There is no factor temperature^2.
 
-  Products take their inputs as they are and accumulate in float32; both softmax
+  Products do not convert their inputs and accumulate in float32; both softmax
   functions are in float32. Supports reverse mode only.
 
   Args:
-    student: [..., D_S], such as of K loops [K, B, T, D_S].
+    student: [..., D_S], for example [K, B, T, D_S] for K loops.
     student_table: W_S [V, D_S] in the student's dtype.
-    teacher: [..., D_T], the student's leading dimensions, or 1 in place of some
-      of them: one teacher of all loops is [1, B, T, D_T]. A constant.
+    teacher: [..., D_T], with the student's leading dimensions, or 1 for some of
+      them: one teacher for all loops is [1, B, T, D_T]. A constant.
     teacher_table: W_T [V, D_T]. A constant.
     beta: from 0 to 1.
     temperature: > 0.
@@ -197,7 +197,7 @@ def _log_probabilities(
   readout: Readout, normaliser: Normaliser, chunk: Array, options: Options
 ) -> Array:
   """Log probabilities [..., C] of a chunk."""
-  # Subtract one after the other: their sum would round small differences away.
+  # Two subtractions: adding the normalisers first would lose small differences.
   top, log_total = (x[..., None] for x in normaliser)
   return (_logits(readout, chunk, options) - top) - log_total
 
@@ -261,7 +261,7 @@ _distill.defvjp(_forward, _backward)
 
 
 def _shares(log_s: Array, log_t: Array, beta: float) -> tuple[Array, Array]:
-  """Each token's part of the two weighted divergences.
+  """Each token's terms of the two weighted divergences.
 
   Args:
     log_s, log_t: log probabilities of tokens, finite, [..., v].

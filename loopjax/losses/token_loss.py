@@ -1,11 +1,10 @@
-"""Logits and cross-entropy fused, by chunks of the vocabulary.
+"""Fused logits and cross-entropy, by chunks of the vocabulary.
 
-No array of all logits is made, and the backward pass is written out.
-
-A running maximum and sum carry log sum exp from chunk to chunk (online softmax,
-arXiv 1805.02867); the target's logit is in one of the chunks. The backward pass
-keeps h, that maximum and that sum, and recomputes the logits. With l = h W^T,
-p = softmax(l), and the cotangents g of the cross-entropy and z of the log
+Creates no array of all logits; the backward pass is written out. A running
+maximum and sum carry log sum exp from chunk to chunk (online softmax, arXiv
+1805.02867); the target's logit is in one of the chunks. The backward pass keeps
+h, that maximum and that sum, and recomputes the logits. With l = h W^T, p =
+softmax(l), and the cotangents g of the cross-entropy and z of the log
 normaliser,
 
   dL/dl_v = (g + z) p_v - g [v = target]
@@ -59,9 +58,9 @@ def token_loss(
 ) -> tuple[Array, Array]:
   """-log softmax(h W^T)[target] per token, and log sum exp h W^T.
 
-  The latter is what a z-loss keeps small (PaLM, arXiv 2204.02311, section 5).
-  Products take their inputs as they are and accumulate in float32; the softmax
-  is in float32. Supports reverse mode only.
+  A z-loss keeps the latter small (PaLM, arXiv 2204.02311, section 5). Products
+  do not convert their inputs and accumulate in float32; the softmax is in
+  float32. Supports reverse mode only.
 
   Args:
     hidden: h [..., D].
@@ -69,8 +68,8 @@ def token_loss(
       they are tied, else a separate read-out.
     targets: int [...], in 0 .. V - 1.
     num_padding_tokens: the last ids are not real tokens. Their logits are
-      MASKED_LOGIT, so they get no probability; as targets they cost 1e9 nats,
-      which a weight of zero removes, and have no gradient.
+      MASKED_LOGIT and their probability 0. As targets they cost 1e9 nats, which
+      a weight of zero removes, and have no gradient.
     chunk_size: no array is larger than [..., chunk_size] or the table.
 
   Returns:
@@ -91,8 +90,8 @@ def token_scores(
 ) -> tuple[Array, Array]:
   """-log softmax(h W^T)[target] per token, and the most likely token.
 
-  Takes the arguments of `token_loss`, needs one pass over the chunks of the
-  vocabulary, and has no gradient.
+  Arguments as in `token_loss`. One pass over the vocabulary's chunks; no
+  gradient.
 
   Returns:
     Two arrays [...]: nats, in float32, or float64 for float64 inputs; ids i32,
@@ -107,7 +106,7 @@ def token_scores(
     sums = _add(before, logits, ids, targets)
     is_top = logits == sums.top[..., None]
     first = jnp.min(jnp.where(is_top, ids, unknown), axis=-1)
-    # A chunk without a logit this high leaves `first` unknown.
+    # `first` is valid only if this chunk has the largest logit so far.
     first = jnp.where(sums.top > before.top, first, jnp.minimum(first, best))
     return sums, first
 
@@ -191,7 +190,7 @@ def _backward(options, residuals, cotangents):
     d_logits = factor * jnp.exp(logits - top[..., None])
     is_target = ids == targets[..., None]
     d_logits -= jnp.where(is_target, d_loss[..., None], 0)
-    # The logit of a padding id is a constant, also if the id is a target.
+    # The logit of a padding id is a constant, even if the id is a target.
     d_logits = jnp.where(ids < options.num_tokens, d_logits, 0)
     d_logits = d_logits.astype(hidden.dtype)
     rows = vocabulary.rows(folded, chunk)

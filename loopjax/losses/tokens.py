@@ -37,15 +37,15 @@ def stablemax_logits(logits: Array) -> Array:
 
   Stablemax is s(x) / sum s with s(x) = x + 1, or 1 / (1 - x) below 0, in place
   of exp(x) (arXiv 2501.04697, equation 2). Logits need not grow without bound,
-  so confident models keep a gradient.
+  and confident models keep a gradient.
   """
   logits = logits.astype(jnp.float32)
-  # The branch that is not taken is finite, too.
+  # The branch not taken is finite too.
   below, above = jnp.minimum(logits, 0.0), jnp.maximum(logits, 0.0)
   return jnp.where(logits < 0, -jnp.log1p(-below), jnp.log1p(above))
 
 
-# How logits become a distribution: the softmax of these.
+# The distribution is the softmax of these functions of the logits.
 DISTRIBUTIONS = {
   "softmax": lambda logits: logits.astype(jnp.float32),
   "stablemax": stablemax_logits,
@@ -61,8 +61,8 @@ def weighted_mean(
     values: any shape.
     weights: the same shape, any dtype.
     mean_weight: scalar, mean weight of the whole batch if `values` is a
-      microbatch; the mean over microbatches is then the whole batch's. None for
-      the mean of `weights`.
+      microbatch, which makes the mean over microbatches equal to the whole
+      batch's. None for the mean of `weights`.
   """
   weights = weights.astype(jnp.float32)
   if mean_weight is None:
@@ -94,8 +94,8 @@ def next_token(
 
   Args:
     hidden: hidden states before unembedding, of all T tokens or only the last
-      ones, [B, T or fewer, D]. The other tokens have a loss of zero; their
-      weights should be zero.
+      ones, [B, T or fewer, D]. The others have zero loss; their weights should
+      be zero.
     table: unembedding matrix, [V, D].
     batch: "targets" and "weights" [B, T], and optionally "mean_weight".
     num_padding_tokens: ids at the end of the vocabulary that are not tokens.
@@ -154,7 +154,7 @@ def next_token_by_loop(
 
 
 def of_rows(model: Any, output: Output, batch: Batch) -> Array:
-  """Mean cross-entropy of each row, without a gradient; f32 [B], nats."""
+  """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
   hidden, table = jax.lax.stop_gradient((output.hidden, model.readout_table()))
   losses = next_token_by_loop(
     hidden[None],
@@ -200,7 +200,7 @@ def scores(output: Output, targets: Array) -> TokenScores:
   """Losses and predictions of all tokens, or of the last S if only these exist.
 
   Args:
-    output: output of a model; its `tokens`, or else computed from its logits.
+    output: output of a model; uses its `tokens`, or else its logits.
     targets: int [B, T].
   """
   if output.tokens is not None:

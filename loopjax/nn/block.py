@@ -18,7 +18,7 @@ from loopjax.types import Array, Precision
 class Block(nnx.Module):
   """x + post_norm(attention(norm(x))), then the same with the MLP.
 
-  With `Shape.norm_sum` it is post_norm(x + attention(norm(x))).
+  With `Shape.norm_sum`: post_norm(x + attention(norm(x))).
 
   The residual stream has the accumulate dtype. The outputs of attention and MLP
   are named "attention" and "mlp" for rematerialisation policies; dropout is
@@ -103,7 +103,7 @@ class Block(nnx.Module):
   def _added(
     self, x: Array, output: Array, post_norm: Any, keys: Array | None
   ) -> Array:
-    """The stream after an output was added, in the stream's dtype."""
+    """The residual stream plus a branch's output, in the stream's dtype."""
     output = output if self.norm_sum else post_norm(output)
     output = keys_lib.dropout(output, self.dropout, keys)
     x = x + output.astype(self.precision.accumulate)
@@ -137,11 +137,11 @@ def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
 
   A multiply-add counts as two; point-wise operations, including biases, are not
   counted. Attention counts all pairs of tokens, including pairs with `num_past`
-  earlier tokens and those that the causal mask hides, which are computed too.
+  earlier tokens and masked pairs, which are computed too.
   """
   queries = shape.num_heads * shape.head_width
   keys = shape.num_key_value_heads * shape.head_width
   projections = 2 * shape.width * (queries + keys)
-  mixing = 2 * (num_past + num_tokens) * queries  # Logits and weighted sum.
+  mixing = 2 * (num_past + num_tokens) * queries  # Logits, weighted sum.
   hidden = mlp.flops(shape.mlp, shape.width, shape.mlp_width)
   return num_tokens * (2 * (projections + mixing) + hidden)

@@ -1,8 +1,8 @@
-"""Stacks of attention blocks and fast-weight blocks, for models that sleep.
+"""Stacks of attention and fast-weight blocks, for models that sleep.
 
 Source: "Language Models Need Sleep" (arXiv 2605.26099, equation 5). A group has
 one or more attention blocks followed by one or more memory blocks. Parameters
-are stacked along an axis of groups, so that only one group is compiled.
+are stacked along an axis of groups; only one group is compiled.
 """
 
 from typing import Any, NamedTuple
@@ -82,7 +82,7 @@ class MemoryBlock(nnx.Module):
       self.mlp_norm = shape.norm(shape.width, **shared)
       self.mlp = block.make_mlp(shape, **shared)
       self.mlp_post_norm = shape.post_norm(shape.width, **shared)
-    else:  # To be inserted into a trained stack; initially without effect.
+    else:  # Inserted into a trained stack; initially without effect.
       output = self.memory.fast_weights.output.kernel
       output[...] = jnp.zeros_like(output[...])
     self.has_mlp, self.precision = memory.has_mlp, precision
@@ -130,8 +130,8 @@ def make_memories(
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
   """Splits stacked layers into groups.
 
-  The number of groups is the smaller of the two numbers of layers, which must
-  divide the other.
+  The number of groups is the smaller of the two layer counts, which must divide
+  the larger.
   """
   num_groups = min(len(jax.tree.leaves(x)[0]) for x in (layers, memories))
   return jax.tree.map(
@@ -179,7 +179,7 @@ def run_groups(
     tables: rotary tables for P + S positions.
     mask: bool [B, P + S], or None, see `Attention.attend_with_past`.
     packing: packing of the tokens that are not padding; None without padding.
-    reach: as there.
+    reach: as in `Attention.attend_with_past`.
     unroll: whether to compile each block separately.
     remat: the residuals that a group stores, a key of `remat.POLICIES`.
 
@@ -205,8 +205,8 @@ def run_groups(
     )
     return x, (Memory(state, past), stats)
 
-  # Group by group: all at once would stack what each keeps, and then read it.
-  # XLA removes a loop over a single group.
+  # Group by group: one scan would stack each group's residuals and read them
+  # back. XLA removes a loop over a single group.
   is_alone = len(jax.tree.leaves(groups)[0]) == 1
   again = remat_lib.rematerialised(step, remat, prevent_cse=unroll or is_alone)
   x, (memory, stats) = jax.lax.scan(again, x, (groups, memory), unroll=unroll)
@@ -214,7 +214,7 @@ def run_groups(
 
 
 def _through(step: Any, x: Array, layers: Any, unroll: bool) -> tuple[Any, Any]:
-  """`jax.lax.scan`; without a loop over one layer, which would copy states."""
+  """`jax.lax.scan`; no loop for a single layer, which would copy states."""
   if len(jax.tree.leaves(layers)[0]) > 1:
     return jax.lax.scan(step, x, layers, unroll=unroll)
   x, found = step(x, jax.tree.map(lambda y: y[0], layers))
@@ -234,13 +234,13 @@ def read_groups(
   """`run_groups` with keys and values in a cache.
 
   Args:
-    groups: from `grouped`; may have no groups.
+    groups: from `grouped`; may be empty.
     x: residual stream [B, S, D].
     cache: cache of keys and values; a slot is an attention layer.
     state: states of the memory layers, [groups, layers, B, ...].
     metadata: positions and masks of the tokens.
     packing: packing of the tokens that are not padding.
-    first_slot: the slot of the cache that the first layer uses.
+    first_slot: the first layer's cache slot.
 
   Returns:
     (the residual stream [B, S, D], the cache, the states after the tokens).

@@ -1,7 +1,7 @@
 """Random keys of the examples of a batch.
 
-Draws for an example depend on its key alone: neither on the mesh nor on the
-number of microbatches.
+Draws for an example depend on its key alone, not on the mesh or the number of
+microbatches.
 """
 
 import jax
@@ -15,8 +15,8 @@ def by_example(key: Array, batch: Batch) -> Array:
 
   Args:
     key: random key.
-    batch: has "row", the rows of its examples in the whole batch, unless it is
-      the whole batch.
+    batch: has "row", its examples' rows in the whole batch, unless it is the
+      whole batch.
   """
   size = len(batch["targets"])
   rows = batch.get("row", jnp.arange(size, dtype=jnp.int32))

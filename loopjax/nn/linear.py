@@ -56,7 +56,7 @@ def readout(
 ) -> nnx.Linear:
   """x W + b in the accumulate dtype, for logits of tokens and gates.
 
-  b is initially `bias`; there is no b without `use_bias`.
+  b is initially `bias`, and absent without `use_bias`.
   """
   return nnx.Linear(
     inputs,
@@ -78,10 +78,10 @@ def merged_dot_general(
 ) -> Array:
   """x [..., inputs] times a kernel [inputs, outputs], as `jax.lax.dot_general`.
 
-  Merges the leading dimensions of x, so that the kernel's gradient is a product
-  of two matrices in their memory layout. With several leading dimensions, XLA's
-  CPU backend first transposes one operand, which takes an eighth of a training
-  step.
+  Merges the leading dimensions of x, which makes the kernel's gradient a
+  product of two matrices in their memory layout. With several leading
+  dimensions, XLA's CPU backend first transposes one operand, which takes an
+  eighth of a training step.
   """
   assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
   rows = x.reshape(-1, x.shape[-1])
@@ -92,10 +92,10 @@ def merged_dot_general(
 def wide_dot_general(
   x: Array, kernel: Array, dimensions: Any, **options: Any
 ) -> Array:
-  """`merged_dot_general`, with zeros up to a multiple of 8 features in 16 bits.
+  """`merged_dot_general`, padded to a multiple of 8 features in 16 bits.
 
-  GPUs multiply no fewer. XLA would add them, too, but copy the product without
-  them for the backward pass.
+  GPUs need this multiple. XLA would pad too, but would copy the unpadded
+  product for the backward pass.
   """
   if kernel.dtype.itemsize == 2 and (missing := -kernel.shape[1] % 8):
     kernel = jnp.pad(kernel, ((0, 0), (0, missing)))
@@ -105,7 +105,7 @@ def wide_dot_general(
 def narrow_dot_general(
   x: Array, kernel: Array, dimensions: Any, **options: Any
 ) -> Array:
-  """`merged_dot_general` of what `wide_dot_general` made; zeros add nothing."""
+  """`merged_dot_general` of a padded result of `wide_dot_general`."""
   if missing := x.shape[-1] - kernel.shape[0]:
     kernel = jnp.pad(kernel, ((0, missing), (0, 0)))
   return merged_dot_general(x, kernel, dimensions, **options)
@@ -116,8 +116,8 @@ def vector_dot_general(
 ) -> Array:
   """x [..., inputs] times a kernel [inputs, 1], without merging dimensions.
 
-  A gate reads the states of all loops at once, [K, B, T, D]. If devices split
-  B, merged rows would be gathered on every device.
+  A gate takes the states of all loops at once, [K, B, T, D]. If B is split over
+  devices, merged rows would be gathered on every device.
   """
   assert dimensions == (((x.ndim - 1,), (0,)), ((), ())), dimensions
   return jnp.einsum("...d,d->...", x, kernel[:, 0], **options)[..., None]
@@ -144,21 +144,21 @@ def embedding(
 
 
 def dense(weights: Any) -> Array:
-  """Weights as an array; quantised ones become one here.
+  """Weights as a dense array; dequantises if necessary.
 
-  Where weights (`run.checkpoints.quantized`) are read other than by the maps of
-  this module.
+  For uses of quantised weights (`run.checkpoints.quantized`) outside the maps
+  of this module.
   """
   if not hasattr(weights, "qvalue"):
     return weights
-  import qwix  # Only an extra brings it.
+  import qwix  # Optional dependency.
 
   return qwix.dequantize(weights)
 
 
 def _promoted(arrays: Any, /, *, dtype: Any = None, inexact: Any = None) -> Any:
-  """The arrays of a product in its dtype, quantised weights dense."""
-  del inexact  # The dtype is given.
+  """The operands of a product in its dtype; dequantises weights."""
+  del inexact  # The dtype is explicit.
   return tuple(
     None if x is None else jnp.asarray(dense(x), dtype) for x in arrays
   )
@@ -174,7 +174,7 @@ def token_logits(
     hidden: h [..., D].
     table: W [V, D], one row per token id; may be the embedding table.
     num_padding_tokens: number of ids at the end that are not real tokens. Their
-      logits are MASKED_LOGIT, so that their probability is 0.
+      logits are MASKED_LOGIT and their probability 0.
 
   Returns:
     f32 [..., V].

@@ -31,7 +31,7 @@ class Gated(nnx.Module):
       "precision": precision,
       "rngs": rngs,
     }
-    # Hidden widths of 8/3 of a width are often no multiple of 8.
+    # Hidden widths of 8/3 D are often not multiples of 8.
     wide = linear.merged_dot_general if use_bias else linear.wide_dot_general
     narrow = linear.narrow_dot_general
     self.gate = linear.linear(width, hidden_width, dot_general=wide, **shared)

@@ -45,7 +45,7 @@ class Derf(nnx.Module):
   """
 
   def __init__(self, width: int, *, precision: Precision, rngs: nnx.Rngs):
-    del rngs  # The initial values are constants.
+    del rngs  # Initial values are constant.
     self.alpha = nnx.Param(jnp.full((), 0.5, precision.params))
     self.shift = nnx.Param(jnp.zeros((), precision.params))
     self.gain = nnx.Param(jnp.ones((width,), precision.params))
@@ -60,7 +60,7 @@ class Derf(nnx.Module):
 
 
 def _per_feature(x: Array, *vectors: Array) -> list[Array]:
-  """Vectors [D], reshaped so that they broadcast to x [..., D]."""
+  """Vectors [D], reshaped to broadcast to x [..., D]."""
   return [jnp.expand_dims(v, range(x.ndim - 1)) for v in vectors]
 
 

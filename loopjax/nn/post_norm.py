@@ -14,7 +14,7 @@ from loopjax import sharding
 from loopjax.nn import attention, linear, mlp, norm
 from loopjax.types import Array, Precision
 
-_EPSILON = 1e-5  # Epsilon of the norms in the authors' code.
+_EPSILON = 1e-5  # As in the authors' code.
 
 
 class PostNormBlock(nnx.Module):
@@ -64,8 +64,8 @@ def run_layers(
 class TokenMLP(nnx.Module):
   """A gated MLP over positions, shared by all features.
 
-  It replaces attention if the number of positions is small and fixed (TRM,
-  section 4.5; MLP-Mixer, arXiv 2105.01601).
+  Replaces attention if the number of positions is small and fixed (TRM, section
+  4.5; MLP-Mixer, arXiv 2105.01601).
   """
 
   def __init__(

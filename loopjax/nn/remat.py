@@ -10,7 +10,7 @@ from loopjax.types import LoopOptions
 
 Carry = TypeVar("Carry")
 _POLICIES = jax.checkpoint_policies
-# What an attention kernel keeps for its backward pass, see `attend_to`.
+# Names of an attention kernel's residuals, see `attend_to`.
 _FLASH = _POLICIES.save_only_these_names("flash")
 POLICIES: dict[str, Any] = {
   "none": None,
@@ -23,10 +23,11 @@ POLICIES: dict[str, Any] = {
 }
 # From the policy that keeps the most to the one that recomputes the most.
 ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")
-# The fastest policy by platform (see benchmarks/results/); on others it is the
-# first of ON_ACCELERATORS that fits, see `program.room`. CPUs are memory-bound,
-# so that recomputing also saves time. On accelerators "none" writes and reads
-# float32 intermediates that are recomputed within the operations that use them.
+# The fastest policy by platform (see benchmarks/results/); on others, the first
+# of ON_ACCELERATORS that fits in memory, see `program.room`. CPUs are
+# memory-bound: recomputing also saves time there. On accelerators, "none"
+# stores and loads float32 intermediates that other policies recompute within
+# the operations that use them.
 AUTO = {"cpu": "dots_no_batch"}
 ON_ACCELERATORS = ORDER[1:]
 

@@ -20,7 +20,7 @@ def positions_after_memory(
     kind: "overlap": both are numbered from 0; "offset": the task's tokens are
       numbered from M; "grid": the task's tokens have their coordinates, and
       memory token m has the position m in every coordinate; "none": all
-      positions are 0, so that nothing is rotated.
+      positions are 0, without rotation.
     num_memory: M.
     coordinates: coordinates of the task's tokens, [T, A].
 
@@ -40,13 +40,13 @@ def positions_after_memory(
 
 
 class Scaling(NamedTuple):
-  """How Llama 3.1 and later stretch rotations to longer texts.
+  """Frequency scaling for longer contexts, as in Llama 3.1 and later.
 
   Attributes:
-    factor: what frequencies are divided by whose wavelength is long.
-    low, high: wavelengths above `length` / low are long, those below
-      `length` / high stay as they are; between, the frequencies are mixed.
-    length: tokens of a text before.
+    factor: frequencies with long wavelengths are divided by this.
+    low, high: wavelengths above `length` / low are long, those below `length` /
+      high do not change; frequencies in between are interpolated.
+    length: original context length in tokens.
   """
 
   factor: float
@@ -56,7 +56,7 @@ class Scaling(NamedTuple):
 
 
 def check_scaling(scaling: Sequence[float]) -> None:
-  """Raises UserError unless these are the numbers of a `Scaling`, or none."""
+  """Raises UserError unless these are empty or valid fields of a `Scaling`."""
   if not scaling:
     return
   if len(scaling) != len(Scaling._fields):
@@ -72,7 +72,7 @@ def check_scaling(scaling: Sequence[float]) -> None:
 
 
 def _scaled(frequency: Array, scaling: Scaling) -> Array:
-  """Frequencies in radians a token, of "rope_type": "llama3"."""
+  """Frequencies of "rope_type": "llama3", in radians per token."""
   turns = scaling.length * frequency / (2 * jnp.pi)
   kept = (turns - scaling.low) / (scaling.high - scaling.low)
   kept = jnp.clip(kept, 0.0, 1.0)

@@ -25,13 +25,13 @@ class Shape:
     mlp_width: F, number of hidden features of the MLP.
     mlp: kind of MLP, a key of `mlp.MLPS`.
     norm: norm of the input of attention and MLP.
-    post_norm: norm of their output; with `norm`, a "sandwich" norm.
+    post_norm: norm of their output; together with `norm`, a "sandwich" norm.
     norm_sum: whether `post_norm` instead normalises the sum of the residual
       stream and the output (Huginn, arXiv 2502.05171).
     qk_norm: norm of each head's queries and keys, before the rotation.
     attention_bias: whether the projections of attention have biases.
-    qk_bias: whether the projections of queries and keys have one.
-    value_bias: whether the projection of values has one.
+    qk_bias: whether the projections of queries and keys have biases.
+    value_bias: whether the projection of values has a bias.
     mlp_bias: whether the MLP's linear maps have biases.
     causal: whether tokens attend only to themselves and earlier tokens.
     dropout: dropout rate on the outputs of attention and MLP, in training.

@@ -1,8 +1,8 @@
 """The stack f_theta: causal blocks of the same shape, run by a scan.
 
 The layers' parameters are stacked: every array has a leading layer axis. Only
-one block is compiled, for any number of layers, and a parameter's path is the
-same for all of them.
+one block is compiled for any number of layers, and all layers share a
+parameter's path.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from loopjax.types import PRECISIONS, Array, Precision
 
 @dataclasses.dataclass(frozen=True)
 class StackConfig:
-  """The settings of any stack of causal blocks; configs of families extend it.
+  """Settings of any stack of causal blocks; configs of families extend them.
 
-  A family may also have other settings of `block_shape`.
+  A family may also expose other settings of `block_shape`.
 
   Attributes:
     width: D.
@@ -93,12 +93,11 @@ def block_shape(
     head_width: d_h; 0 for D / H.
     qk_norm: whether queries and keys have an RMS norm per head.
     qk_bias: whether queries and keys have a bias.
-    value_bias: whether values have one.
-    norm_epsilon: what is added to the mean square in every norm.
+    value_bias: whether values have a bias.
+    norm_epsilon: added to the mean square in every norm.
     mlp: a key of `mlp.MLPS`.
     mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether the outputs of attention and MLP have a norm, in addition
-      to their inputs.
+    post_norm: whether the outputs of attention and MLP have a norm too.
     dropout: dropout rate on the outputs of attention and MLP, in training.
     init_std: standard deviation of the initial values of every matrix.
 
@@ -135,8 +134,8 @@ def make_layers(
   """Creates blocks, initialised independently, with stacked parameters.
 
   Returns:
-    A `Block` whose parameters have the shape [num_layers, ...]. It is an
-    argument of `run_layers` and must not be called itself.
+    A `Block` whose parameters have the shape [num_layers, ...]. Pass it to
+    `run_layers`; do not call it.
   """
 
   def make_layer(key: Array) -> block.Block:
@@ -149,9 +148,9 @@ def make_layers(
 def unstacked(layers: block.Block) -> nnx.List:
   """Splits stacked parameters into a list of blocks; to be called under jit.
 
-  On CPUs a product with a slice of stacked parameters first copies the slice,
-  which for a single token takes as long as the product. Before a loop over
-  tokens, this function copies every slice once.
+  On CPUs, a product with a slice of stacked parameters first copies the slice,
+  which takes as long as the product for a single token. Call this before a loop
+  over tokens to copy every slice only once.
   """
   num_layers = len(jax.tree.leaves(layers)[0])
   each = [
@@ -179,8 +178,8 @@ def run_layers(
     x: residual stream [B, T, D].
     cache: cache of earlier tokens, or None.
     metadata: positions and masks of the tokens.
-    first_slot: the slot of the cache that the first layer uses; a slot for
-      each row, i32 [B], if rows are in different loops.
+    first_slot: the first layer's cache slot; one per row, i32 [B], if rows are
+      in different loops.
     keys: random keys of dropout, [B]; None for no dropout.
     unroll: whether to compile each block separately.
     remat: the residuals that a block stores, a key of `remat.POLICIES`.

@@ -1,1 +1,1 @@
-"""Optimizers, schedules, and which parameters they apply to."""
+"""Optimizers, schedules, and the parameters they apply to."""

@@ -25,27 +25,27 @@ class Config:
     name: "adamw" for all parameters, or "muon" for the hidden matrices and
       AdamW for the others, see `loopjax.optim.parameters`.
     learning_rate: AdamW's peak.
-    final_learning_rate: AdamW's at the last step.
+    final_learning_rate: AdamW's rate at the last step.
     muon_learning_rate: Muon's peak; its schedule is proportional to AdamW's.
     muon_momentum: Muon's momentum.
     schedule: after the warm-up, "cosine" or "linear" to the final rate,
-      "constant", or "wsd", constant, then linear to the final rate (warm-up,
-      stable, decay, arXiv 2404.06395).
+      "constant", or "wsd" (warm-up, stable, decay, arXiv 2404.06395): constant,
+      then linear to the final rate.
     warmup_steps: linear from 0; part of the run's steps.
     warm_again: steps at which the rate restarts from 0 and rises over
       `warmup_steps`, for example `model.growth_steps`.
     cooldown_fraction: final fraction of the run's steps in which "wsd" decays.
-    b1, b2, eps: of Adam.
+    b1, b2, eps: Adam's.
     weight_decay: decoupled; multiplied by each parameter's learning rate.
     decay: which parameters decay: "all", including biases and embeddings (UTM);
       "matrices", only kernels of linear maps and taps of convolutions; or
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
     gate_rate: factor of the learning rate, for the gates of MELT.
-    ema_decay: largest decay of the parameter average that evaluation uses,
-      which is at most (1 + t) / (10 + t) at step t; 0 for no average.
+    ema_decay: maximum decay of the parameter average used for evaluation; the
+      decay at step t is at most (1 + t) / (10 + t). 0 for no average.
     frozen: regular expression of parameters that are not trained; "" for none.
-      Parameters that the loss does not use need not be listed.
+      Parameters unused by the loss need not match.
   """
 
   name: str = "adamw"
@@ -111,7 +111,7 @@ class Config:
     self._check_effects()
 
   def _check_effects(self) -> None:
-    """Raises UserError for a setting that another one disables."""
+    """Raises UserError for a setting that another one makes ineffective."""
     for field, value, idle in (
       ("name", "adamw", ("muon_learning_rate", "muon_momentum")),
       ("schedule", "constant", ("final_learning_rate", "cooldown_fraction")),
@@ -126,7 +126,7 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
   """Step (from 0) -> AdamW's learning rate; Muon's is proportional to it.
 
   Raises:
-    UserError: the schedule does not fit the run's steps.
+    UserError: the schedule does not fit into the run's steps.
   """
   once = _warmed_once(config, num_steps)
   if not config.warm_again:
@@ -183,7 +183,7 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   """bool for every parameter: whether its path matches the pattern.
 
   Raises:
-    UserError: it matches no parameter, or all.
+    UserError: the pattern matches no parameter, or all.
   """
   mask = jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, _name(path))), params
@@ -234,7 +234,8 @@ def make_optimizer(
   tx = optax.chain(clip, tx, parameters.scale_by_rate(rates))
   if not config.frozen:
     return tx
-  # Earlier, their gradients would count in the norm; later, they would decay.
+  # Both are needed: without the first, frozen gradients would count in the
+  # norm; without the last, frozen parameters would decay.
   freeze = optax.masked(
     optax.set_to_zero(), lambda params: frozen_mask(params, config.frozen)
   )

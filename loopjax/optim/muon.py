@@ -6,9 +6,9 @@ Muon is for hidden matrices. All other parameters are trained by AdamW; the
 table of `loopjax.optim.parameters` says which.
 
 `optax.contrib.muon` is not used: it combines Muon with NAdamW; its bias
-correction of momentum and gradient differs, so that Nesterov's look-ahead is
-different in the first steps; it holds all Newton-Schulz steps in memory at
-once; and by default it decides by rank what a matrix is.
+correction of momentum and gradient differs, which changes Nesterov's look-ahead
+in the first steps; it holds all Newton-Schulz steps in memory at once; and by
+default it identifies matrices by their rank.
 """
 
 import math
@@ -49,13 +49,13 @@ def orthogonalise(x: Array) -> Array:
     x: [..., rows, columns], a batch of matrices.
 
   Returns:
-    The same shape and dtype, which is also that of the computation (the
-    reference code rounds to bfloat16), at the device's default precision of
-    products. Singular values become 0.68 to 1.21 if they are at least 0.002 of
-    the Frobenius norm, and smaller otherwise; zero matrices stay zero.
+    The same shape and dtype. Computes in this dtype (the reference code rounds
+    to bfloat16), at the device's default precision of products. Singular values
+    become 0.68 to 1.21 if they are at least 0.002 of the Frobenius norm, and
+    smaller otherwise; zero matrices stay zero.
   """
   tall = x.shape[-2] > x.shape[-1]
-  x = x.mT if tall else x  # So that X X^T is the smaller product.
+  x = x.mT if tall else x  # Makes X X^T the smaller product.
   square = jnp.sum(x * x, axis=(-2, -1), keepdims=True)
   x = x / (jnp.sqrt(square) + _EPSILON)
   a, b, c = COEFFICIENTS
@@ -71,9 +71,9 @@ def orthogonalise(x: Array) -> Array:
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
   """Turns gradients into Muon's updates, for parameters [..., inputs, outputs].
 
-  M <- m M + (1 - m) G, and the update is sqrt(max(1, outputs / inputs))
-  times `orthogonalise` of Nesterov's m M + (1 - m) G. With mesh.fsdp a device
-  does that for some of a stack's matrices, which it has whole.
+  M <- m M + (1 - m) G, and the update is sqrt(max(1, outputs / inputs)) times
+  `orthogonalise` of Nesterov's m M + (1 - m) G. With mesh.fsdp, each device
+  does this for some of a stack's matrices, none of which is split.
 
   Args:
     momentum: m, in [0, 1).

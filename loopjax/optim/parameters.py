@@ -1,8 +1,9 @@
 """The parameter table: sharding, optimizer and decay of every parameter.
 
-A new kind of parameter needs a row here; a parameter without one is an error
-at the start of a run. Patterns match the end of a path: the parameters of a
-stack of layers have the names of one layer's, and one more leading dimension.
+A new kind of parameter needs a row here; a parameter without one is an error at
+the start of a run. Patterns match the end of a path: parameters of a stack of
+layers have the names of one layer's parameters and an additional leading
+dimension.
 """
 
 import dataclasses
@@ -28,13 +29,13 @@ class Row:
     pattern: regular expression of the last parts of a path.
     split: mesh axes of the parameter's last dimensions; leading ones are not
       split. P() for parameters that are small in every model.
-    optimizer: "muon" or "adamw", if the run has both. Muon is for kernels of
-      x W, [..., inputs, outputs], of one W each: fused kernels would have to be
-      separated first.
-    decay: the narrowest `optim.decay` under which weight decay applies: one of
+    optimizer: "muon" or "adamw", if the run has both. Muon is for kernels of x
+      W, [..., inputs, outputs], with one W each: fused kernels would have to be
+      split first.
+    decay: the narrowest `optim.decay` that includes these parameters, one of
       DECAYS.
-    rate: setting of section optim that is a factor of the optimizer's learning
-      rate; "" for none.
+    rate: setting in section optim that multiplies the learning rate; "" for
+      none.
   """
 
   pattern: str
@@ -51,21 +52,21 @@ TABLE = (
   Row("(query|key|value|mlp/gate)/bias", P(("tensor", "fsdp")), "adamw", "all"),
   Row("output/bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
-  # Taps of depthwise convolutions: if they were orthogonal, channels would
-  # compete. Jet's layer that generates its taps is treated alike.
+  # Taps of depthwise convolutions: orthogonalising them would make channels
+  # compete. Jet's tap generator is treated alike.
   Row("convolution/taps/kernel", P("fsdp", "tensor"), "adamw", "matrices"),
   Row("convolution/(taps/)?bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row(r"convolution(s/\d+)?/taps", P(None, ("fsdp", "tensor")),
       "adamw", "matrices"),
-  # Gates and decays with one logit, or one per head.
+  # Gates and decays with one logit in total, or one per head.
   Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
   Row("A_log|dt_bias", P(), "adamw", "all"),
   Row("gate/(weight|bias)", P(), "adamw", "all"),
-  # MELT's, of every feature or of a token, new beside a trained model.
+  # MELT's gates per feature or per token, new parameters in a trained model.
   Row("latent_gates/(input|latent)/kernel", P(("fsdp", "tensor"), None),
       "adamw", "matrices", rate="gate_rate"),
   Row("latent_gates/bias", P(), "adamw", "all", rate="gate_rate"),
-  # Of recurrent depth: the injected input, and its share of a feature.
+  # Recurrent depth: the injected input, and its weight per feature.
   Row("adapter/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("input_map/kernel", P("fsdp", "tensor"), "adamw", "all"),
   Row("update_share", P(), "adamw", "all"),
@@ -85,7 +86,7 @@ TABLE = (
   Row("(cell|memory)_type/embedding", P(), "adamw", "all"),
   Row("memory_tokens", P(), "adamw", "all"),
   Row("puzzle_vector", P(), "adamw", "all"),
-  # Decay would pull a bank's slots together, and loop scales up, to 0.69.
+  # Decay would pull a bank's slots together, and loop scales up to 0.69.
   Row("[a-z]+_bank/(keys|values)", P(("tensor", "fsdp"), None), "adamw", "all"),
   Row("loop_scale", P(), "adamw", "all"),
   Row(
@@ -96,10 +97,10 @@ TABLE = (
 
 
 def rows(params: Any) -> Any:
-  """The Row of every parameter, in a tree of the same structure.
+  """The Row of every parameter, in a tree with the same structure.
 
   Args:
-    params: arrays or their abstract forms.
+    params: arrays or abstract arrays.
 
   Raises:
     UserError: no row matches a parameter, or it has fewer dimensions than its
@@ -141,17 +142,17 @@ def scale_by_rate(rates: Mapping[str, float]) -> optax.GradientTransformation:
   """Multiplies updates by the rates that their rows name, if these are not 1.
 
   Args:
-    rates: by setting of section optim.
+    rates: rates by name of the setting in section optim.
 
   Raises:
-    UserError: when the state is made, a rate that no parameter has.
+    UserError: from `init`, if no parameter has one of the rates.
   """
   rates = {name: rate for name, rate in rates.items() if rate != 1}
 
   def init(params: Any) -> optax.EmptyState:
     there_are = {row.rate for row in jax.tree.leaves(rows(params))}
     for name, rate in rates.items():
-      # `optax.tree.map_params` makes the state of no parameters.
+      # `optax.tree.map_params` calls this without parameters.
       if there_are and name not in there_are:
         raise UserError(f"optim.{name}={rate}: no parameter uses this rate")
     return optax.EmptyState()

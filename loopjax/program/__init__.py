@@ -1,4 +1,4 @@
-"""Everything that is compiled: the model, the state's layout, the steps."""
+"""What is compiled: the model, the train state's layout, the steps."""
 
 from loopjax.program.build import Program as Program
 from loopjax.program.build import abstract_batches as abstract_batches

@@ -1,7 +1,7 @@
 """The MLP width that gives models equal size or equal cost.
 
-In every family, parameters and FLOPs are linear in the MLPs' width, so that
-measuring two widths determines the third.
+In every family, parameters and FLOPs are linear in the MLPs' width, and
+measurements at two widths determine any other.
 """
 
 import math
@@ -15,7 +15,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
 
-# From settings to the number of parameters or FLOPs.
+# Settings -> number of parameters or FLOPs.
 Measure = Callable[[config_lib.Settings], float]
 
 
@@ -42,13 +42,13 @@ def mlp_ratio(
   """The `model.mlp_ratio` with which a model comes closest to a target.
 
   Args:
-    config: the model's settings; their own ratio has no effect.
-    target: the target, such as `measure` of another model.
+    config: the model's settings; their `mlp_ratio` is ignored.
+    target: the target, for example `measure` of another model.
     measure: `parameters` or `flops`.
     multiple: the MLP's width is a multiple of this.
 
   Raises:
-    UserError: the target is less than the rest of the model has or needs.
+    UserError: the target is smaller than the model without MLPs.
   """
   width = config.model.width
 
@@ -74,12 +74,12 @@ def matched(
   measure: Measure = parameters,
   multiple: int = 1,
 ) -> dict[str, Any]:
-  """Overrides with the MLP width that makes a model as large as another.
+  """Overrides with the MLP width that matches another model's size.
 
   Args:
     config: the settings that both models override.
     item: overrides of the model, to which its `model.mlp_ratio` is added.
-    like: overrides of the other one.
+    like: overrides of the other model.
     measure, multiple: as in `mlp_ratio`.
 
   Raises:
@@ -94,7 +94,7 @@ def matched(
 
 
 def _ratio(features: int, width: int) -> float:
-  """A ratio r with floor(r width) = features, whatever is rounded."""
+  """A ratio r with floor(r width) = features, despite rounding."""
   ratio = features / width
   return (
     ratio if int(ratio * width) == features else math.nextafter(ratio, math.inf)

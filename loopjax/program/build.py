@@ -26,10 +26,10 @@ from loopjax.program.layout import (
 )
 from loopjax.types import LoopOptions
 
-# XLA's options of the train step, by platform. On GPUs a product that the
-# backward pass reads would be computed twice: for the next operation, and into
-# the stack of what all loops keep. Products that share an operand would be
-# merged, and for that their other operands and results be copied
+# XLA's options of the train step, by platform. They stop two GPU passes: one
+# computes a product that the backward pass needs twice, for the next operation
+# and for the stack of all loops' residuals; the other merges products that
+# share an operand, and copies their other operands and results to do so
 # (benchmarks/results/2026-11-24_fit_time.md).
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
   "gpu": {
@@ -46,16 +46,17 @@ class Program(NamedTuple):
     settings: the run's settings.
     mesh: the mesh of devices.
     graphdef: the model without its parameters.
-    schedule: function from the step, from 0, to the learning rate.
+    schedule: function from the step (from 0) to the learning rate.
     costs: FLOPs of the model with the number of loops in training, see
       `protocols.Family.costs`.
     init: compiled function from a random key to the sharded train state.
     train: compiled function (state, stacked batches, the teacher's parameters)
       -> (state, metrics of every step). It donates the state, except with
-      run.debug_nans, which may need it again.
-    uncompiled: the function `train` before compilation.
+      run.debug_nans, which may reuse it.
+    uncompiled: `train` before compilation.
     abstract_state: shapes, dtypes and shardings of the train state.
-    abstract_teacher: those of the teacher's parameters; {} without a teacher.
+    abstract_teacher: the same for the teacher's parameters; {} without a
+      teacher.
     teacher: settings of the teacher's run; None without a teacher.
   """
 
@@ -84,11 +85,12 @@ def make_program(
     settings: the run's settings.
     devices: the devices to run on; all devices if None.
     teacher: settings of the teacher's run; None without a teacher.
-    memory: bytes of a device for loop.remat="auto"; None asks the device.
+    memory: bytes of memory per device for loop.remat="auto"; None queries the
+      device.
 
   Raises:
     UserError: the mesh does not fit the batches or the parameters, or
-      loop.kernels fit neither the devices nor the model.
+      loop.kernels do not support the devices or the model.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   check_kernels(settings.loop, mesh.devices.flat[0], mesh.shape["tensor"])
@@ -154,7 +156,7 @@ def make_program(
     teacher=teacher,
   )
   if settings.loop.kernels != "xla":
-    _check_step(program)  # Before anything is written.
+    _check_step(program)  # Fails before anything is written.
   return program
 
 
@@ -188,7 +190,7 @@ def cache_bytes(
 
 
 def have_kernels(device: Any, kernels: str) -> bool:
-  """Whether a device runs these loop.kernels; those for GPUs need Hopper."""
+  """Whether a device supports these loop.kernels; GPU kernels need Hopper."""
   hopper = str(getattr(device, "compute_capability", "9.0")).startswith("9.")
   here = device.platform == kernels and (kernels != "gpu" or hopper)
   return kernels == "xla" or here
@@ -199,8 +201,8 @@ def check_kernels(options: LoopOptions, device: Any, tensor: int = 1) -> None:
 
   Args:
     options: the run's options.
-    device: one of the mesh's.
-    tensor: number of devices over which examples themselves are split.
+    device: any device of the mesh.
+    tensor: number of devices over which each example is split.
   """
   if not have_kernels(device, options.kernels):
     machine = {"gpu": "Hopper GPU", "tpu": "TPU"}[options.kernels]

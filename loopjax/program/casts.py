@@ -1,11 +1,11 @@
-"""Moves the casts of parameters out of the loops that read them.
+"""Moves the casts of parameters out of the loops that use them.
 
-Families cast a float32 parameter where a product reads it: in every chunk, loop
-and layer, and once more where the backward pass reads it. The traced function,
-gradients included, is rewritten here so that each parameter is cast once,
-before the first loop, and loops are given the result. Casting commutes with all
-operations in between, so results are bit-identical; gradients are cast and
-summed in float32 as before.
+Families cast a float32 parameter at every use: in every chunk, loop and layer,
+and again in the backward pass. This module rewrites the traced function,
+gradients included: each parameter is cast once, before the first loop, and the
+result is passed to the loops. Casting commutes with all operations in between.
+Results are therefore bit-identical; gradients are cast and summed in float32 as
+before.
 """
 
 import collections
@@ -18,7 +18,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
-# Operations that pass on or move the elements of their first operand.
+# Operations that only pass on or move elements of their first operand.
 _MOVES = {
   "copy", "dynamic_slice", "reshape", "sharding_constraint", "slice", "squeeze",
   "stop_gradient", "transpose",
@@ -26,12 +26,11 @@ _MOVES = {
 
 
 class Once(NamedTuple):
-  """A function that takes its arguments as it reads them.
+  """A function that takes its arguments in the dtypes in which it uses them.
 
   Attributes:
-    call: the function of the leaves of the arguments; it returns what the
-      function did.
-    dtypes: the dtype in which each leaf is taken.
+    call: takes the leaves of the arguments and returns the function's result.
+    dtypes: the dtype of each leaf.
   """
 
   call: Callable[..., Any]
@@ -39,16 +38,16 @@ class Once(NamedTuple):
 
 
 def once(function: Callable[..., Any], *args: Any) -> Once:
-  """The function, of arguments that are already cast as it reads them.
+  """The function for arguments that are already cast.
 
   Args:
-    function: of arrays; differentiated, if gradients are wanted: what has a
-      custom derivative is otherwise not looked into.
+    function: any function of arrays. If gradients are needed, differentiate it
+      first: custom derivatives are opaque otherwise.
     args: pytrees of arrays or their shapes.
   """
   closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
   jaxpr, _ = _narrowed(closed.jaxpr, range(len(closed.jaxpr.invars)))
-  # Stacks of weights that loops passed on, and that are not read any more.
+  # Removes stacks of weights that loops passed on and nothing uses now.
   jaxpr, _ = partial_eval.dce_jaxpr(
     jaxpr, [True] * len(jaxpr.outvars), instantiate=True
   )
@@ -67,7 +66,7 @@ def _narrowed(jaxpr: Any, candidates: Sequence[int]) -> tuple[Any, dict]:
 
   Args:
     jaxpr: the program.
-    candidates: the inputs that may be taken in another dtype.
+    candidates: the inputs whose dtype may change.
 
   Returns:
     (the program, the new dtypes by input).
@@ -93,7 +92,7 @@ def _narrowed(jaxpr: Any, candidates: Sequence[int]) -> tuple[Any, dict]:
 def _cast_inputs(
   jaxpr: Any, eqns: list[Any], outputs: list[Any], candidates: Sequence[int]
 ) -> tuple[Any, dict]:
-  """Replaces the inputs that are read in one other dtype only."""
+  """Replaces the inputs that are only used in bfloat16."""
   readers = collections.defaultdict(list)
   for eqn in eqns:
     for place, x in enumerate(eqn.invars):
@@ -102,7 +101,7 @@ def _cast_inputs(
   kept = {x for x in outputs if isinstance(x, core.Var)}
 
   def read_as(x: Any) -> set:
-    """The dtypes in which a value is read."""
+    """The dtypes in which a value is used."""
     found = {x.aval.dtype} if x in kept else set()
     for place, eqn in readers[x]:
       if eqn.primitive is primitives.convert_element_type_p:
@@ -115,10 +114,10 @@ def _cast_inputs(
 
   inputs, dtypes = list(jaxpr.invars), {}
   renamed: dict[Any, Any] = {}
-  moved = set()  # In another dtype now.
+  moved = set()  # Values whose dtype changed.
   narrow = jnp.dtype(jnp.bfloat16)
   for i in candidates:
-    # One that is not read, as in the other branch of a condition, may be, too.
+    # Unused inputs too, for example in one branch of a condition.
     if _is_float32(inputs[i]) and read_as(inputs[i]) <= {narrow}:
       dtypes[i] = narrow
       moved.add(inputs[i])
@@ -151,8 +150,8 @@ def _with_inner(
     cast: casts so far, by value and dtype; new ones are added.
 
   Returns:
-    (equations before it, the equation, equations after it, values after it that
-    equal values before).
+    (equations before it, the equation, equations after it, map from its results
+    to equal values before it).
   """
   if eqn.primitive is primitives.cond_p:
     before, eqn = _with_branches(eqn, derived, cast)
@@ -174,7 +173,7 @@ def _with_inner(
   before, operands = _cast_operands(eqn, operands, dtypes, cast)
   same = {}
   if eqn.primitive is primitives.scan_p:
-    # An input of every step that is an output again: the whole input.
+    # A per-step input returned unchanged: the whole stacked input.
     rows = {
       jaxpr.invars[i]: operands[i] for i in range(carried.stop, len(operands))
     }
@@ -220,7 +219,7 @@ def _with_branches(eqn: Any, derived: set, cast: dict) -> tuple[list[Any], Any]:
 def _cast_operands(
   eqn: Any, operands: list[Any], dtypes: dict, cast: dict
 ) -> tuple[list[Any], list[Any]]:
-  """(casts before an equation that are new, its operands, cast)."""
+  """(new casts to insert before an equation, its cast operands)."""
   before, operands = [], list(operands)
   for i, dtype in dtypes.items():
     key = operands[i], dtype
@@ -232,12 +231,12 @@ def _cast_operands(
 
 
 def _inner(eqn: Any) -> tuple[str, int, range, Sequence[int]] | None:
-  """What an equation runs.
+  """The program that an equation runs, if its inputs may change dtype.
 
   Returns:
-    (the name of its program among the parameters, the operand that is the
-    program's first input, the inputs that must keep their dtypes, the outputs
-    that need not), or None.
+    (the parameter that holds the program, index of the operand that is its
+    first input, inputs that must keep their dtypes, outputs that may change
+    them), or None.
   """
   every, params = range(len(eqn.outvars)), eqn.params
   if eqn.primitive is primitives.scan_p:
@@ -262,18 +261,19 @@ def _scanned(params: Any) -> tuple[int, int]:
 def _cast_after(
   eqn: Any, jaxpr: Any, outputs: Sequence[int], shapes: set
 ) -> tuple[Any, list[Any], list[Any]]:
-  """Casts gradients that a program returns after it, not in it.
+  """Moves casts of returned gradients from inside a program to after it.
 
-  A stack of gradients of layers is then stored as they are computed.
+  Stacked gradients of layers are then stored in the dtype in which they are
+  computed.
 
   Args:
     eqn: the equation that runs the program.
     jaxpr: the program.
-    outputs: those that may have another dtype.
-    shapes: of the parameters; gradients have the same.
+    outputs: outputs whose dtype may change.
+    shapes: shapes of the parameters, and thus of gradients.
 
   Returns:
-    (the program, its results outside, casts that follow).
+    (the program, the equation's results, casts that follow it).
   """
   sources: dict[Any, Any] = {
     e.outvars[0]: e.invars[0]

@@ -1,4 +1,4 @@
-"""Copies of the model: gathered parameters in, averaged gradients out."""
+"""Data parallelism: gathered parameters in, averaged gradients out."""
 
 import math
 from collections.abc import Callable
@@ -19,27 +19,27 @@ def by_copy(
   """Runs a function on every device with the device's examples.
 
   Devices lie along the axes "data" and "fsdp" of the mesh. Their results are
-  averaged once, here: the compiler would sum gradients over them where they
-  arise, in every loop, layer and microbatch. It does so if the mesh also splits
-  examples.
+  averaged once, at the end; the compiler would reduce gradients wherever they
+  arise, in every loop, layer and microbatch. If the mesh also splits within
+  examples, the function is returned unchanged, and the compiler does that.
 
   Args:
-    function: of pytrees of arrays with a leading axis of examples and of other
-      arrays; it returns arrays by example, and (gradients, others), floating-
-      point arrays of which the mean over devices is taken.
+    function: takes a pytree of arrays with a leading axis of examples and a
+      pytree of other arrays; returns arrays by example, and (gradients,
+      others), floating-point arrays that are averaged over devices.
     specs: how the other arguments are split, a prefix of their pytree; the
-      function gets a device's parts, see `gather`.
+      function gets a device's shards, see `gather`.
     gradient_specs: how the gradients are to be split.
-    allowed: whether devices have the memory; otherwise the function is returned
-      unchanged.
+    allowed: whether devices have enough memory; otherwise the function is
+      returned unchanged.
   """
   axes = sharding.compilers_axes()
   ways = math.prod(axes[axis] for axis in sharding.of_batch(axes))
-  # XLA fails on some families where this splits one axis, and it another.
+  # XLA fails on some families if it splits one axis and shard_map another.
   if not allowed or ways == 1 or ways < math.prod(axes.values()):
     return function
-  # Operation by operation a NaN is looked for, see `train.loop.find_nan`; that
-  # of a split function would be one operation.
+  # `train.loop.find_nan` searches for a NaN operation by operation; shard_map
+  # would be a single operation.
   if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
     return function
 
@@ -64,7 +64,7 @@ def gather(x: jax.Array, spec: P) -> jax.Array:
   """A split parameter, gathered except along axes that split within an example.
 
   Args:
-    x: the parameter; a device's part of it where `by_copy` runs a function.
+    x: the parameter; inside `by_copy`, a device's shard.
     spec: how it is split.
   """
   axes = sharding.compilers_axes()
@@ -78,7 +78,7 @@ def gather(x: jax.Array, spec: P) -> jax.Array:
 
 
 def _mean(x: jax.Array, spec: P) -> jax.Array:
-  """A device's part of the mean over devices, inside of `by_copy`."""
+  """A device's shard of the mean over devices, inside `by_copy`."""
   axis = _fsdp_axis(spec)
   if axis is None:
     return jax.lax.pmean(x, sharding.BATCH_AXES)

@@ -40,23 +40,23 @@ def eval_step(
 
   Args:
     params: parameters or their average.
-    batch: has "valid" bool [B] and "group/<grouping>" i32 [B].
+    batch: has "valid" bool [B] and "group/<grouping>" i32 [B] per grouping.
     graphdef: the model without its parameters.
     score: the task's `score`.
-    group_sizes: groupings, and the number of groups of each.
+    group_sizes: number of groups of each grouping.
     num_loops: number of loops to run.
     kind: how the loop runs, see `loop.driver.run_loop`.
-    trace: per-loop records that the score reads.
+    trace: per-loop records that the score uses.
 
   Returns:
     {"": ..., "<grouping>": ...}, each of {"count": f32 [G], "<score>": f32 [G,
-    5]}. For values v with weights w (1 unless the score has its own), the five
-    are the sums of w, w v, w^2, w^2 v and w^2 v^2; G = 1 for "".
+    5]}. For values v with weights w (1 by default), the five are the sums of w,
+    w v, w^2, w^2 v and w^2 v^2; G = 1 for "".
   """
   model = nnx.merge(graphdef, params)
   read = model_inputs(batch)
   output = model(**read, num_loops=num_loops, kind=kind, trace=trace)
-  if output.hidden is not None:  # The logits are not needed then.
+  if output.hidden is not None:  # No logits needed.
     output = output._replace(tokens=read_out(model, output.hidden, batch))
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)
@@ -65,7 +65,7 @@ def eval_step(
     groups[grouping] = (batch[f"group/{grouping}"], size)
   sums = {}
   for grouping, (ids, size) in groups.items():
-    # Sums, not matrix products, which may round to fewer bits.
+    # Not matrix products, which may use fewer bits.
     by_group = functools.partial(
       jax.ops.segment_sum, segment_ids=ids, num_segments=size
     )

@@ -1,4 +1,4 @@
-"""A model and a train state that have not been trained."""
+"""Untrained models and train states."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Loss and gradients of a batch: parameters once a step, part by part."""
+"""Loss and gradients of a batch, accumulated over devices and microbatches."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ from loopjax.types import Batch, Carried, Metrics
 
 
 class Layout(NamedTuple):
-  """How the parameters come to the loops.
+  """How parameters are gathered and cast for the loops.
 
   Attributes:
-    gather: when split parameters are made whole: "step", once a step, and their
-      gradients are summed up on each device and reduced once; "weights", once a
-      step, and gradients are reduced wherever they arise; "use", wherever a
-      parameter is read. See `room.gathering`.
-    casts: whether products read parameters in another dtype than they have.
+    gather: when split parameters are gathered: "step", once per step, with
+      gradients accumulated on each device and reduced once; "weights", once per
+      step, with gradients reduced wherever they arise; "use", wherever a
+      parameter is used. See `room.gathering`.
+    casts: whether products use parameters in a dtype other than the stored one.
     params, teacher: PartitionSpecs of the parameters.
   """
 
@@ -38,20 +38,20 @@ def gradients(
   num_microbatches: int,
   layout: Layout,
 ) -> tuple[Metrics, Carried, Any]:
-  """(metrics, next carried state, gradients), part by part of the batch.
+  """(metrics, next carried state, gradients), accumulated part by part.
 
-  Parts are the examples of a device, and microbatches of these. Losses are
-  normalised by the whole batch's mean weight, so the mean over parts is the
-  loss of the whole batch.
+  Parts are the microbatches of each device's examples. Losses are normalised by
+  the whole batch's mean weight, which makes the mean over parts the loss of the
+  whole batch.
 
   Args:
     loss_of: (params, batch, *constants, teacher_params) -> (loss, metrics).
-    params: the parameters and the teacher's, split as `layout` says.
+    params: the parameters and the teacher's, split according to `layout`.
     batch: one global batch.
     carried: the state that the family carries.
     constants: other arguments of the loss.
-    num_microbatches: number of parts on each device.
-    layout: how the parameters come to the loops.
+    num_microbatches: number of parts per device.
+    layout: how parameters are gathered and cast.
   """
   value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
   weights = batch["weights"]
@@ -62,7 +62,7 @@ def gradients(
   mean_weight = jnp.mean(weights.astype(jnp.float32))
 
   def run(examples: Any, others: Any) -> tuple[Any, Any]:
-    """State carried by example; gradients, shared state and metrics."""
+    """(state carried by example, (gradients, shared state, metrics))."""
     params, teacher_params, shared, mean_weight, constants = others
     batch, by_example = examples
     before = Carried(by_example, shared)
@@ -87,16 +87,16 @@ def gradients(
 
 
 def _once(function: Any, others: Any, specs: Any, layout: Layout) -> Any:
-  """The function, with its other arguments cast and gathered before it runs.
+  """The function with its `others` cast and gathered before it runs.
 
   Args:
     function: of examples and other arguments.
-    others: the other arguments, over all devices.
+    others: the arguments other than examples.
     specs: how they are split.
     layout: when they are gathered.
   """
   if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-    return function  # Operation by operation a NaN is looked for.
+    return function  # The search for a NaN runs operation by operation.
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), others
   )
@@ -126,8 +126,7 @@ def _once(function: Any, others: Any, specs: Any, layout: Layout) -> Any:
 def _accumulated(run: Any, num_parts: int) -> Any:
   """`run`, microbatch by microbatch.
 
-  Part i takes every num_parts-th example, so that examples stay on their
-  devices.
+  Part i takes every num_parts-th example: examples stay on their devices.
   """
   if num_parts == 1:
     return run

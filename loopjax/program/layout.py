@@ -1,4 +1,4 @@
-"""How the train state lies on the mesh."""
+"""How the train state is split over the mesh."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def specs_of(shardings: Any) -> Any:
 
 
 def computes_in_less(settings: config_lib.Settings | None) -> bool:
-  """Whether products read parameters in another dtype than they have."""
+  """Whether products use parameters in a dtype other than the stored one."""
   if settings is None:
     return False
   precision = PRECISIONS[settings.model.precision]
@@ -48,10 +48,10 @@ def state_shardings(
   tx: optax.GradientTransformation,
   params: Any,
 ) -> step.TrainState:
-  """Shardings of the train state: EMA and moments as their parameters."""
+  """Shardings of the train state; EMA and moments follow their parameters."""
 
   def is_masked(moment: Any) -> bool:
-    """Whether the parameter is updated by another optimizer."""
+    """Whether another optimizer updates the parameter."""
     return isinstance(moment, optax.MaskedNode)
 
   replicated = sharding.replicated(mesh)

@@ -1,7 +1,7 @@
-"""How much memory the backward pass may use on a device.
+"""Fits the backward pass into a device's memory.
 
-Accelerators compute faster than they read memory, so the fastest policy of
-`nn.remat` that fits is the one that recomputes the fewest products.
+Accelerators are limited by memory bandwidth. The fastest policy of `nn.remat`
+that fits is therefore the one that recomputes the fewest products.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from loopjax.optim import chain
 from loopjax.program import fresh
 from loopjax.types import PRECISIONS, Carried
 
-# Of the memory beside the train state; the rest is for what a program holds for
-# a moment.
+# Usable share of the memory beside the train state; the rest is for temporary
+# arrays.
 SHARE = 0.8
-# Of that memory, what whole parameters and their gradients may take.
+# Maximum share of that memory for gathered parameters and their gradients.
 GATHERED = 0.5
 
 
@@ -35,14 +35,15 @@ def with_remat(
 ) -> config_lib.Settings:
   """The settings with loop.remat="auto" resolved.
 
-  On a CPU it is the platform's policy; on an accelerator the first one, from
-  the one that keeps all products, of which state, gradients and residuals fit.
+  On CPUs, the platform's policy. On accelerators, the first policy, starting
+  with the one that keeps all products, for which state, gradients and residuals
+  fit in memory.
 
   Args:
     settings: the run's settings.
     mesh: the mesh of devices.
-    memory: bytes of a device; None asks it. If it does not know, all products
-      are kept.
+    memory: bytes of memory per device; None queries the device. If unknown, all
+      products are kept.
     teacher: settings of the teacher's run; None without a teacher.
   """
   device = mesh.devices.flat[0]
@@ -113,7 +114,7 @@ def _kept(
   teacher: config_lib.Settings | None,
   policy: str,
 ) -> int:
-  """Residuals of a microbatch on a device, with a policy."""
+  """Bytes of a microbatch's residuals on a device, with a policy."""
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
   num_examples = settings.run.batch_size // settings.run.num_microbatches
   loop = dataclasses.replace(settings.loop, remat=policy)
@@ -122,7 +123,7 @@ def _kept(
 
 
 def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
-  """Train state and gradients on a device, if all of it is split evenly."""
+  """Bytes of train state and gradients per device, if all is split evenly."""
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   state = jax.eval_shape(
     lambda key: fresh.fresh_state(settings, tx, key), jax.random.key(0)
@@ -136,13 +137,12 @@ def gathering(
 ) -> str:
   """When split parameters are gathered, see `gradients.Layout.gather`.
 
-  Once a step, and gradients reduced once, if whole parameters and gradients
-  take at most half of the memory beside the state; only parameters, if they do;
-  otherwise at every use, as where examples are split, too: compilers then go
-  from one split to another by copying everything.
+  "step" if gathered parameters and gradients take at most half of the memory
+  beside the state; "weights" if the parameters do; otherwise "use". Also "use"
+  if examples are split: compilers would then reshard by copying everything.
 
   Args:
-    settings, mesh, memory: as in `with_remat`; unknown memory is enough.
+    settings, mesh, memory: as in `with_remat`; unknown memory counts as enough.
   """
   if mesh.shape["tensor"] > 1:
     return "use"
@@ -159,11 +159,11 @@ def gathering(
 def _gathered_bytes(
   settings: config_lib.Settings,
 ) -> tuple[int, int]:
-  """Bytes of whole parameters, and of whole gradients.
+  """Bytes of gathered parameters, and of unreduced gradients.
 
-  The latter are a sum over microbatches and one over loops, twice each, for so
-  compilers keep what loops carry; and a stack of those of layers, in the dtype
-  of products.
+  Gradients are sums over microbatches and over loops, each stored twice because
+  compilers double-buffer loop carries, and a stack over layers in the dtype of
+  products.
   """
   _, params = fresh.abstract_model(settings)
   precision = PRECISIONS[settings.model.precision]
@@ -176,7 +176,7 @@ def _gathered_bytes(
 
 
 def _memory(mesh: Mesh) -> int | None:
-  """Bytes of a device of this process: those of others do not tell theirs."""
+  """Bytes of memory of a device of this process; others cannot be queried."""
   here = jax.process_index()
   own = (x for x in mesh.devices.flat if x.process_index == here)
   device = next(own, None)

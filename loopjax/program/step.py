@@ -21,9 +21,8 @@ class BadSteps(NamedTuple):
   """Steps with non-finite numbers, which did not change the parameters.
 
   Attributes:
-    streak: consecutive bad steps so far, i32; constant once it reaches the
-      limit.
-    first: step of the first one in the streak, i32.
+    streak: consecutive bad steps so far, i32; stops at the limit.
+    first: step of the first bad step in the streak, i32.
     hit: bool [parameters, in the order of jax.tree.leaves]: whether the
       gradient was non-finite in any of them.
   """
@@ -39,7 +38,7 @@ class TrainState(NamedTuple):
   Attributes:
     step: optimizer steps taken, bad ones included, i32.
     params: parameters, nested dict.
-    ema: their moving average; an empty dict if the run keeps none.
+    ema: moving average of the parameters; {} if the run keeps none.
     opt_state: state of the optimizer.
     key: base random key; folded with the step.
     bad: the bad steps so far.
@@ -56,7 +55,7 @@ class TrainState(NamedTuple):
 
 
 def scored_params(state: TrainState) -> Any:
-  """The parameters to evaluate: the averaged ones if the run averages."""
+  """The parameters to evaluate: their average if the run keeps one."""
   return state.ema or state.params
 
 
@@ -112,11 +111,12 @@ def train_step(
     teacher_graphdef: the teacher without its parameters, or None.
     loss_fn: the family's `loss`.
     tx: the optimizer.
-    ema_decay: largest decay of the parameters' moving average, which is at most
-      (1 + t) / (10 + t) at step t; 0 for no average.
-    num_microbatches: number of parts over which gradients are accumulated.
+    ema_decay: maximum decay of the parameters' moving average; the decay at
+      step t is at most (1 + t) / (10 + t). 0 for no average.
+    num_microbatches: number of microbatches over which gradients are
+      accumulated.
     max_bad_steps: number of consecutive bad steps after which updates stop.
-    layout: how the parameters come to the loops.
+    layout: how parameters are gathered and cast.
 
   Returns:
     (new state, metrics of this step: scalars and per-loop vectors). Gradient
@@ -150,7 +150,7 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema_decay:
-      # Warmed up: otherwise the average of a short run is mostly its start.
+      # Warmed up: otherwise a short run's average is mostly its initial values.
       decay = jnp.minimum(ema_decay, (1 + state.step) / (10 + state.step))
       ema = optax.incremental_update(params, ema, 1.0 - decay)
     accept = finite & (state.bad.streak < max_bad_steps)
@@ -178,7 +178,7 @@ def _all_finite(tree: Any) -> Array:
 
 
 def _count(state, finite, norms, max_bad_steps) -> BadSteps:
-  """The record of bad steps after one more step."""
+  """The record of bad steps, updated after a step."""
   bad = state.bad
   hit = ~jnp.isfinite(jnp.stack(jax.tree.leaves(norms)))
   after = BadSteps(
@@ -193,9 +193,9 @@ def _count(state, finite, norms, max_bad_steps) -> BadSteps:
 def train_steps(
   state: TrainState, batches: Batch, teacher_params: Any, **static: Any
 ) -> tuple[TrainState, Metrics]:
-  """Several steps in one call: batches are stacked, [steps, B, ...].
+  """Several steps in one call; batches are stacked, [steps, B, ...].
 
-  Returns the new state and every metric of every step, [steps, ...].
+  Returns the new state and the metrics of every step, [steps, ...].
   """
 
   def body(state, batch):

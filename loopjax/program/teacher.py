@@ -1,8 +1,8 @@
 """The teacher: a frozen model from an earlier run, for distillation.
 
 `run.teacher` names a work directory of any family. Its config.json describes
-the model; its newest checkpoint holds the parameters, averaged ones if the run
-averages.
+the model; its newest checkpoint holds the parameters; their average is used if
+the run keeps one.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from loopjax.run.checkpoints import restore
 
 
 class TeacherParams(NamedTuple):
-  """Frozen parameters, which training reads but never changes.
+  """Frozen parameters.
 
   Attributes:
     params: the teacher's parameters, nested dict; {} without a teacher.
@@ -31,8 +31,8 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
     settings: settings of the student's run.
 
   Raises:
-    UserError: run.teacher is not a work directory, or its model is unsuitable
-      as a teacher of this one.
+    UserError: run.teacher is not a work directory, or its model cannot teach
+      this one.
   """
   if not settings.run.teacher:
     return None
@@ -56,14 +56,14 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
 def load(
   settings: config_lib.Settings, abstract_teacher: Any, step: int | None
 ) -> TeacherParams:
-  """The teacher's parameters, laid out over the mesh.
+  """The teacher's parameters, sharded over the mesh.
 
   Args:
     settings: settings of the student's run.
     abstract_teacher: shapes of the teacher's parameters; {} without a
       teacher.
-    step: the teacher's checkpoint that the run began with; None for a new run.
-      The teacher's run may have continued since then.
+    step: the teacher's checkpoint with which the run began; None for a new run.
+      The teacher's run may have continued since.
 
   Raises:
     UserError: there is no such checkpoint.

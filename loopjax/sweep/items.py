@@ -21,7 +21,7 @@ class SweepItem(NamedTuple):
   Attributes:
     overrides: {"section.key": value} applied to the config.
     config: the resolved config, as plain data.
-    slug: name of its directory; the same for the same experiment.
+    slug: name of its directory; equal for equal experiments.
     needs: slugs of the earlier items whose runs it starts from.
   """
 
@@ -45,14 +45,15 @@ def make_items(
     sweeps: the config file's `sweeps` function.
     name: name of the sweep.
     common: the command line's overrides.
-    workdir: the sweep's work directory, where items find runs of earlier items.
+    workdir: the sweep's work directory, which contains the runs of earlier
+      items.
 
   Raises:
-    UserError: no such sweep, or an item that is invalid with this config.
+    UserError: the sweep does not exist, or an item is invalid with this config.
   """
   try:
     there_are = sweeps(config)
-  except AttributeError as error:  # Only the file's own family has the setting.
+  except AttributeError as error:  # A setting of another family.
     if not isinstance(error.obj, ml_collections.ConfigDict):
       raise
     lacks = " ".join(str(error).split()).strip("\"'")
@@ -100,15 +101,15 @@ def slug(
 ) -> str:
   """A directory name for an item's changes: `num_memory_tokens=8,seed=42`.
 
-  Settings with the base's value are omitted, so that an experiment that two
-  sweeps share is run once; the seed is always included. Different changes of
-  the same base have different names.
+  Settings with the base's value are omitted: an experiment in two sweeps is run
+  once. The seed is always included. Different changes of the same base have
+  different names.
 
   Args:
     base: config without the item's overrides, as plain data.
     changed: config with the item's overrides.
     keys: "section.key" of the settings that the item sets.
-    earlier: by setting, the name of the earlier run that its path refers to; a
+    earlier: the name of the earlier run to which each setting's path refers; a
       digest of the name replaces the path.
   """
   before, after = sections.flatten(base), sections.flatten(changed)
@@ -125,7 +126,7 @@ def write_manifest(
   common: Mapping[str, Any],
   items: Sequence[SweepItem],
 ) -> None:
-  """Writes sweep-NAME.json, which tells the report what was planned."""
+  """Writes sweep-NAME.json, the plan of the sweep, for the report."""
   manifest = {
     "sweep": name,
     "config": config_name,

@@ -18,10 +18,10 @@ from loopjax.sweep.items import SweepItem
 
 
 class StopRequest:
-  """Records a request to stop the sweep, and passes it to the current run.
+  """Records a request to stop the sweep and forwards it to the current run.
 
-  A run has its own process group, so that it receives signals only from this
-  process, and only once: it saves at the first and would die at a second.
+  A run has its own process group: it receives signals only from this process,
+  and only once. It saves at the first signal and would be killed by a second.
 
   Attributes:
     received: whether a signal was received.
@@ -37,7 +37,7 @@ class StopRequest:
     before = {
       which: signal.signal(which, self._note)
       for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-      if signal.getsignal(which) != signal.SIG_IGN  # As nohup does.
+      if signal.getsignal(which) != signal.SIG_IGN  # Set by nohup.
     }
     try:
       yield
@@ -48,7 +48,7 @@ class StopRequest:
   def wait(self, process: subprocess.Popen) -> int:
     """Waits for a process, forwarding signals; returns its exit status."""
     self._process = process
-    if self.received:  # The signal arrived before the process was started.
+    if self.received:  # Received before the process started.
       process.terminate()
     status = process.wait()
     self._process = None
@@ -109,7 +109,7 @@ def run_items(
     items: from `make_items`.
     workdir: the sweep's work directory, with a directory and a log per item.
     arguments: arguments of loopjax.main common to all items.
-    dry_run: only print what would be done.
+    dry_run: only print the plan.
     limit: start at most this many; 0 for all.
     only: index of the only item to run; None for all.
 
@@ -149,7 +149,8 @@ def item_arguments(
 ) -> list[str]:
   """Arguments of loopjax.main.
 
-  Another family or task has other settings, and goes after --config's colon.
+  Other families and tasks have other settings: they are named after --config's
+  colon.
   """
   first, *others = arguments
   rest = dict(overrides)
@@ -162,7 +163,7 @@ def item_arguments(
 def _missing(
   item: SweepItem, items: Sequence[SweepItem], workdir: pathlib.Path
 ) -> str:
-  """The first incomplete run among those that an item starts from, or ""."""
+  """The first incomplete run on which an item depends, or ""."""
   for other in (x for x in items if x.slug in item.needs):
     if _state(workdir / other.slug, other.config)[0] != "complete":
       return other.slug

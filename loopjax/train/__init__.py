@@ -1,4 +1,4 @@
-"""A whole run: data, restore, the loop over steps, evaluation, summary."""
+"""A whole run: data, restore, training loop, evaluation, summary."""
 
 from loopjax.train.procedure import SPLITS as SPLITS
 from loopjax.train.procedure import make_datasets as make_datasets

@@ -40,7 +40,7 @@ def make_evaluator(
   Returns:
     A function (params, split, num_examples=0 for all) -> {split: scores}. If
     the dataset has a grouping "split", each of its groups is scored instead of
-    the whole, which would be meaningless (groups within these are named
+    the whole, whose score would be meaningless (groups within these are named
     "SPLIT/GROUP"). Scores are the (weighted) mean, standard error and count of
     every score of the task and statistic of the model, overall and by group:
     "exact_match", "exact_match/standard_error", "exact_match/rating=3-9",
@@ -62,7 +62,7 @@ def make_evaluator(
       between_batches()
       placed = sharding.put_batch(mesh, batch, batch_size)
       last, running = running, eval_fn(params, placed, group_sizes=sizes)
-      # The device has the next batch while the host waits for the last one.
+      # The device already has the next batch while the host waits for a result.
       total = _added(total, last)
     return _means(_added(total, running), dataset.groups, split)
 
@@ -72,9 +72,9 @@ def make_evaluator(
 def check_metric(
   program: program_lib.Program, dataset: Dataset, metric: str
 ) -> None:
-  """Raises UserError unless a score of the validation split has the name.
+  """Raises UserError unless a score of the validation split has this name.
 
-  Nothing is computed: names follow from shapes.
+  Computes nothing: names follow from shapes.
 
   Args:
     program: the run's program.
@@ -122,12 +122,12 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
 
 
 def _group_sizes(dataset: Dataset) -> tuple[tuple[str, int], ...]:
-  """Groupings, and the number of groups of each."""
+  """Number of groups of each grouping."""
   return tuple((name, len(group)) for name, group in dataset.groups.items())
 
 
 def _added(total: Any, sums: Any) -> Any:
-  """Both on the host, in float64; None for none."""
+  """The sum of both on the host, in float64; None is 0."""
   if sums is None:
     return total
   sums = jax.tree.map(np.float64, jax.device_get(sums))
@@ -172,7 +172,7 @@ def _place(
 ) -> tuple[str, str]:
   """(split, group within it or "") under which a group is reported.
 
-  A group "SPLIT/GROUP" of any grouping belongs to that split.
+  A group "SPLIT/GROUP" of any grouping belongs to SPLIT.
   """
   if grouping == SPLIT:
     return name, ""

@@ -1,4 +1,4 @@
-"""The training loop: reads batches, steps, logs, evaluates, saves, stops."""
+"""The training loop: gets batches, steps, logs, evaluates, saves, stops."""
 
 import itertools
 import pathlib
@@ -35,7 +35,7 @@ class RunContext(NamedTuple):
     datasets: the datasets, by split.
     checkpoints: the run's checkpoints.
     evaluator: (params, split, num_examples) -> scores.
-    notice: tells whether the run was asked to stop.
+    notice: whether the run was asked to stop.
     workdir: the run's work directory.
   """
 
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
   costs: dict[str, Any]
 
 
-@jax.transfer_guard("disallow")  # A stray transfer would stall every step.
+@jax.transfer_guard("disallow")  # Stray transfers would stall every step.
 def train(
   context: RunContext,
   state: step.TrainState,
@@ -75,12 +75,12 @@ def train(
   """Trains until the last step, or until something ends it.
 
   Args:
-    context: what this start of the run needs.
+    context: everything that this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
     meta: the metadata of this state, as in `progress`.
     writer: writer of the metrics.
-    started: `time.monotonic` of the start, had there been no interruption.
+    started: `time.monotonic` of a start without interruptions.
     mode: "train" or "train_and_eval".
   """
   settings, options = context.program.settings, context.program.settings.run
@@ -97,7 +97,7 @@ def train(
   @jax.transfer_guard("allow")
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
-      return  # Nothing has changed since.
+      return  # Already saved.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
     now = progress(meta, at + ahead, seconds, unlogged, teacher.step)
@@ -196,7 +196,7 @@ def _floats(row: Mapping[str, Any]) -> Any:
 
 
 def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
-  """Whether to evaluate after this step; the final evaluation is separate."""
+  """Whether to evaluate after this step, apart from the final evaluation."""
   every = settings.eval.every
   return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
 
@@ -307,7 +307,7 @@ def _log(
 
 
 def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
-  """Means over accepted steps, and "skipped_steps", the number of the others.
+  """Means over accepted steps, and "skipped_steps", the number of bad steps.
 
   Args:
     pending: one entry per call: metrics of every step, [steps, ...] by name.
@@ -334,7 +334,7 @@ _PACKAGE = pathlib.Path(loopjax.__file__).parent
 
 
 def explain(bad: BadSteps, params: Any) -> str:
-  """One line about the bad steps that stopped a run."""
+  """One line that describes the bad steps that stopped a run."""
   names = integrity.names(params)
   hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
   where = (
@@ -371,7 +371,7 @@ def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:
-  """ " at FILE:LINE" of the innermost frame in the package; "" if none is."""
+  """ " at FILE:LINE" of the innermost frame in the package; "" if none."""
   found, trace = "", error.__traceback__
   while trace:
     path = trace.tb_frame.f_code.co_filename

@@ -36,7 +36,8 @@ from loopjax.train import evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
-# For training; for evaluation during training and model selection; to report.
+# In order: for training; for evaluation in training and model selection; for
+# reported results.
 SPLITS = ("train", "validation", "test")
 # Settings of section eval that change the scores at the end of training.
 _SCORING = ("num_loops", "loop_kind", "depth_factor", "depth_examples")
@@ -73,8 +74,8 @@ def run(
 
   Args:
     config: from a config file.
-    workdir: where all output of the run is written; a run found there resumes
-      where it stopped.
+    workdir: where all output of the run is written; an existing run there is
+      resumed.
     mode: "train", "eval" (any checkpoint, any number of loops) or
       "train_and_eval".
     finish: called with the model when its final scores are there, for further
@@ -83,7 +84,7 @@ def run(
       size; its summary then says where it was extended.
 
   Raises:
-    UserError: a mistake in the config, the data or the directory.
+    UserError: the config, the data or the directory is invalid.
   """
   settings = config_lib.resolve(config)
   if done := processes.from_process_0(
@@ -96,7 +97,7 @@ def run(
       settings.training_flops, settings.model.width
     )
     print(f"time: {will_take}", flush=True)
-  # Recorded now: the checkout may change during the run.
+  # Recorded at the start: the checkout may change during the run.
   environment = provenance.environment()
   notice = preemption.Notice()
   teacher = None if mode == "eval" else teacher_lib.read(settings)
@@ -150,7 +151,7 @@ def run(
       directory.mkdir(exist_ok=True)
       workdir_lib.write_json(directory / "config.json", settings.plain)
       workdir_lib.write_json(directory / "summary.json", summary)
-    processes.wait_for_all()  # Process 0 draws; the others must not exit yet.
+    processes.wait_for_all()  # Process 0 draws; others must wait.
   return summary
 
 
@@ -253,7 +254,7 @@ def _train_and_evaluate(
     settings, context.program.abstract_teacher, meta["teacher_step"]
   )
   if not restored and (settings.run.init_from or settings.run.teacher):
-    # Saved now: the runs it starts from may continue meanwhile.
+    # Saved now: the runs from which it starts may continue meanwhile.
     context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
   if jax.process_index() == 0:
     workdir_lib.write_json(context.workdir / "config.json", settings.plain)
@@ -336,7 +337,7 @@ def _continued(
 def _check_data(
   context: train_loop.RunContext, before: Mapping[str, str]
 ) -> None:
-  """Raises UserError if the data are not those of the checkpoint."""
+  """Raises UserError if the data differ from the checkpoint's."""
   now = train_loop.checksums(context.datasets)
   changed = [
     name for name, value in before.items() if now.get(name, value) != value
@@ -352,7 +353,7 @@ def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
   """The state before the first step, with parameters of run.init_from if set.
 
   Raises:
-    UserError: run.init_from holds no parameters that fit.
+    UserError: run.init_from has no matching parameters.
   """
   options = context.program.settings.run
   state = context.program.init(jax.random.key(options.seed))

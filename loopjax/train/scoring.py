@@ -17,7 +17,7 @@ from loopjax.types import Dataset
 
 
 class Scored(NamedTuple):
-  """A model that has been scored.
+  """A scored model.
 
   Attributes:
     program: the run's program.
@@ -38,7 +38,7 @@ class Scored(NamedTuple):
 
 
 class Extras(NamedTuple):
-  """What a run reports besides the scores of its task.
+  """A run's results besides the scores of its task.
 
   Attributes:
     scores: further scores by split; a score is a number or one per loop.
@@ -51,12 +51,12 @@ class Extras(NamedTuple):
   failed: list[str]
 
 
-# What to do with a model that has been scored, called by all processes.
+# Called with a scored model, by all processes.
 Finish = Callable[[Scored], Extras]
 
 
 def nothing(scored: Scored) -> Extras:
-  """Adds nothing to the scores."""
+  """A `Finish` without further scores or figures."""
   del scored
   return Extras({}, [], [])
 

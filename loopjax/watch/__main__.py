@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--every", type=float, default=2.0, help="seconds between frames [2]"
   )
-  jax.config.update("jax_platforms", "cpu")  # The run may need the GPU.
+  jax.config.update("jax_platforms", "cpu")  # The run may use the GPU.
   console = Console()
   try:
     options = parser.parse_args(argv)
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 def _read(
   workdirs: Sequence[pathlib.Path], wait: bool = False
 ) -> list[runs.Run]:
-  """The runs; those that are not there yet, if one may wait for them."""
+  """The runs, including missing ones if waiting is allowed."""
   now = time.time()
   return [
     runs.not_there(workdir)

@@ -32,7 +32,7 @@ def limits(lines: Sequence[Line]) -> Limits:
   x = np.concatenate([line.x for line in lines])
   y = np.concatenate([line.y for line in lines])
   bottom, top = float(y.min()), float(y.max())
-  if bottom == top:  # A constant line is drawn in the middle.
+  if bottom == top:  # Draws constants in the middle.
     bottom, top = bottom - 0.5, top + 0.5
   left, right = float(x.min()), float(x.max())
   return Limits(left, right if right > left else left + 1, bottom, top)
@@ -43,11 +43,11 @@ def plot(
 ) -> Text:
   """A plot with its range and a legend, as lines of text.
 
-  Lines are of Braille characters, each of which has two by four dots.
+  Lines consist of Braille characters of 2 x 4 dots.
 
   Args:
     lines: the lines; colours repeat if there are more lines than colours.
-    width, height: size of the plot in characters, with its labels and without
+    width, height: size of the plot in characters, including labels, excluding
       the legend.
     within: the range to show.
   """
@@ -76,7 +76,7 @@ def draw(
 
   Returns:
     (bits of each character's dots, int [rows, columns]; index of the line drawn
-    in each character, the last one where lines cross, -1 for none).
+    in each character, the last one if lines cross, -1 for none).
   """
   cells = np.zeros((rows, columns), int)
   colors = np.full((rows, columns), -1)
@@ -106,8 +106,8 @@ def _dots(
 
 _LEAST_WIDTH = 44  # Minimum width of a column, in characters.
 _HEIGHT, _LEAST_HEIGHT = 7, 2  # Height of a plot, in lines.
-_AROUND = 6  # Lines of a column beside its plots, at most.
-# Metrics of a training row that the last line shows, and their formats.
+_AROUND = 6  # Maximum lines of a column besides its plots.
+# Metrics of a training row shown in the last line, and their formats.
 _RATES = {
   "steps_per_second": "{:.3g} steps/s",
   "examples_per_second": "{:.3g} examples/s",
@@ -125,9 +125,9 @@ def make(
   Args:
     runs: runs from `runs.read`.
     width: width of the terminal, in characters.
-    height: its height in lines, into which the frame is to fit: plots get
-      lower; then runs that have ended have a line each, below the others, and
-      columns have fewer plots. None for any height.
+    height: its height in lines, which the frame must fit: plots shrink; then
+      ended runs shrink to a line each, below the others, and columns have fewer
+      plots. None for no limit.
   """
   ended = [run for run in runs if run.ended]
   high, most = _fitting(runs, width, height)
@@ -149,19 +149,19 @@ def _abreast(runs: Sequence[Run], width: int) -> int:
 def _fitting(
   runs: Sequence[Run], width: int, height: int | None
 ) -> tuple[int, int]:
-  """The height of plots with which all fit, and how many do with the least."""
+  """(plot height with which all plots fit, number of plots at the minimum)."""
   most = max((len(run.panels) for run in runs), default=0)
   if height is None or not most:
     return _HEIGHT, most
   room = height // -(-len(runs) // _abreast(runs, width)) - _AROUND
-  # A plot has a title and a legend, too.
+  # A plot also has a title and a legend.
   return min(room // most - 2, _HEIGHT), max(room // (_LEAST_HEIGHT + 2), 1)
 
 
 def _grid(
   runs: Sequence[Run], width: int, high: int, most: int
 ) -> RenderableType:
-  """Columns of runs with plots of this height, and at most so many."""
+  """Columns of runs with up to this many plots of this height."""
   abreast = _abreast(runs, width)
   each = width // abreast
   lines: dict[str, list[Line]] = {}

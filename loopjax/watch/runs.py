@@ -14,7 +14,7 @@ from loopjax.run import workdir as workdir_lib
 
 _LEAST_SILENCE = 120.0  # Seconds without a row before a run is called silent.
 _ENDED = {"preempted": "stopped on request"}
-# Splits of rows that no evaluation during training wrote.
+# Splits of rows that are not from evaluations during training.
 _OTHER_SPLITS = ("train", "test", "depth")
 
 
@@ -32,8 +32,8 @@ class Run(NamedTuple):
   Attributes:
     name: name of the work directory.
     what: model family and task.
-    step: step of the newest row; 0 if there is none.
-    num_steps: of the run.
+    step: step of the newest row; 0 if there are none.
+    num_steps: number of steps of the run.
     state: a phrase such as "training; 5 minutes left".
     ended: whether the run has ended.
     rates: throughput metrics of the newest training row that has them, by name.
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 def read(workdir: pathlib.Path, now: float) -> Run:
-  """Reads a run; a row that is only partly written is skipped.
+  """Reads a run; partly written rows are skipped.
 
   Args:
     workdir: the work directory.
@@ -145,7 +145,7 @@ def _lines(rows: series.Rows, name: str, splits: Iterable[str]) -> list[Line]:
 
 
 def _by_depth(rows: series.Rows, name: str) -> Line | None:
-  """The newest score or state after each number of loops that was run."""
+  """The newest score or state after each evaluated number of loops."""
   newest = next((x for x in reversed(rows) if x["split"] == "depth"), {})
   prefix = f"{name}/loop="
   found = {

@@ -1,4 +1,4 @@
-"""Small runs that the tests of the analyses share."""
+"""Small runs shared by the tests of the analyses."""
 
 import numpy as np
 from flax import nnx
@@ -8,11 +8,11 @@ from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data import pipeline
 from loopjax.types import Dataset
 
-# A 4x4 solution, and what hides of it: the first puzzle has fewest blanks.
+# A 4x4 solution, and masks of blanks: the first puzzle has the fewest.
 _ANSWER = np.array([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1])
 
 
-_MODELS = {  # Small ones, by family.
+_MODELS = {  # Small configs by family.
   "utm": {"num_memory_tokens": 2, "num_loops": 3},
   "adaptive": {
     "num_layers": 2, "num_loops": 3, "num_local_slots": 6,
@@ -93,7 +93,7 @@ def make_dataset(num_examples: int = 20, batch_size: int = 8) -> Dataset:
 
 
 def evaluate(directory, family="utm", rows=(), change=None, **overrides):
-  """An untrained model, maybe changed, with what its figures are drawn of."""
+  """An untrained, possibly modified model with the inputs of its figures."""
   settings = make_settings(family, **overrides)
   graphdef, params = make_model(settings)
   if change:
@@ -104,7 +104,7 @@ def evaluate(directory, family="utm", rows=(), change=None, **overrides):
 
 
 def sampled(directory, family="utm", change=None, **overrides):
-  """An untrained model and 20 boards, of which it has seen none."""
+  """An untrained model and 20 unseen boards."""
   sizes = {"eval__depth_examples": 20, "eval__batch_size": 20}
   settings = make_settings(family, **{**sizes, **overrides})
   graphdef, params = make_model(settings)

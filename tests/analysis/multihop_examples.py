@@ -23,28 +23,28 @@ PADDING = CONFIG.vocabulary.size - CONFIG.vocabulary.padding
 
 
 def make_questions(config=CONFIG, num=0):
-  """The first evaluation questions, all if num is 0."""
+  """The first evaluation questions, or all if num is 0."""
   dataset = task.make_dataset(config, "test", batch_size=32, seed=0)
   return questions.gather(config, dataset, num)
 
 
 def make_table(config=CONFIG):
-  """Where relations lead, int [2 E, R]."""
+  """Tail entities by head and relation, int [2 E, R]."""
   return patching.fact_table(task.make_graph(config), config.num_relations)
 
 
 class Composer:
-  """Follows one fact per loop, as section 2 of the paper expects it.
+  """Follows one fact per loop, as in section 2 of the paper.
 
   States are [V for an entity, V for the token itself]; W[x] is (1, 0.05) at x,
-  so that the entity wins in the read-out. A loop looks at the place before: if
-  that says clearly enough which entity it is, and a fact leads from there along
-  the own relation, the place becomes its tail, as clear as `strength`, and then
-  stays.
+  which makes the entity win in the read-out. A loop looks at the previous
+  position: if its entity exceeds `threshold`, and a fact leads from there along
+  this position's relation, this position becomes the tail with `strength`, and
+  then stays.
 
   Args:
-    strength: of what a loop writes.
-    threshold: of what a loop reads.
+    strength: strength of a loop's writes.
+    threshold: minimum strength of a loop's inputs.
   """
 
   def __init__(self, strength=1.0, threshold=0.5, config=CONFIG):
@@ -58,7 +58,7 @@ class Composer:
     self.token_embedding = types.SimpleNamespace(embedding=table)
 
   def final_norm(self, vectors):
-    """As no other norm does."""
+    """Unlike any other norm."""
     return 3 * vectors
 
   def __call__(self, inputs, *, num_loops, trace=(), edit=None):
@@ -90,7 +90,7 @@ class Composer:
 
 
 def instrument(num_loops=LOOPS, **options):
-  """A composer to look into; batches do not divide the questions."""
+  """An instrumented composer; batches do not divide the questions."""
   return instrumented.instrument(
     lambda composer: composer_of(composer, **options),
     {},
@@ -102,6 +102,6 @@ def instrument(num_loops=LOOPS, **options):
 
 
 def composer_of(params, **options):
-  """Without parameters: all it knows are the facts."""
+  """Without parameters: it knows only the facts."""
   del params
   return Composer(**options)

@@ -11,7 +11,7 @@ from loopjax.types import TaskSpec
 LENGTH, PADDING = 4, 2
 SPEC = TaskSpec(23, LENGTH, tuple((i,) for i in range(LENGTH)), PADDING)
 TOKENS = jax.random.randint(jax.random.key(1), (3, LENGTH), 0, 21)
-# What each family hands on from loop to loop.
+# The trace of what each family carries from loop to loop.
 STATE = {"looped": "hidden", "disco": "mixed"}
 _SMALL = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 3}
 _FAST = {"xla_backend_optimization_level": 0}

@@ -1,4 +1,4 @@
-"""Runs of seconds, and what the command makes of them."""
+"""Runs of seconds, and the command's results for them."""
 
 import json
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("sketches")
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """The figures that are saved, by file name."""
+  """Saved figures by file name."""
   saved = {}
   save = draw.save
 
@@ -39,7 +39,7 @@ evaluate_model = functools.partial(
 
 
 def rows(num_layers=2, num_loops=3):
-  """What a run writes, at steps 10 and 20."""
+  """A run's rows at steps 10 and 20."""
   result = []
   for step in (10, 20):
     by_layer = {
@@ -74,7 +74,7 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
   assert list(loss) == [5.0, 2.5]
   assert list(mean) == pytest.approx([1.375, 1.75])
   low, high = onset.get_xlim()
-  assert low > high  # Training goes to the right.
+  assert low > high  # Training runs from left to right.
   layers, values = lines(scales)["iteration 3"]
   assert list(values) == pytest.approx([0.3, 1.3])
 
@@ -96,7 +96,7 @@ def test_one_iteration_has_no_figure(tmp_path):
 def test_slots_are_drawn_with_the_gates_of_their_bank(tmp_path, drawn):
   evaluated = evaluate_model(tmp_path, rows=rows())
   assert adaptive.draw_memory(evaluated) == [tmp_path / "memory.png"]
-  gates, slots = drawn["memory.png"].axes  # Rows have local gates alone.
+  gates, slots = drawn["memory.png"].axes  # Rows have only local gates.
   assert list(lines(gates)["layer 2"][1]) == pytest.approx([0.2, 0.3])
   together, alone = slots.containers
   for bars in (together, alone):
@@ -111,7 +111,7 @@ def test_slots_in_use():
 
 
 def test_a_lower_threshold_runs_fewer_iterations(tmp_path, drawn):
-  """A fresh router tosses coins: 1/2, 3/4, and the rest."""
+  """A new router halts with probability 1/2: 1/2, 3/4, and the rest."""
   evaluated = evaluate_model(tmp_path)
   files = adaptive.draw_exits(evaluated)
   assert files == [tmp_path / "exits.png", tmp_path / "exits.json"]
@@ -135,7 +135,7 @@ def test_a_row_takes_as_long_as_its_slowest_token(tmp_path, monkeypatch):
   num, tokens = len(evaluated.batch["inputs"]), evaluated.spec.sequence_length
   weights = np.zeros((3, num, tokens, 2), np.float32)
   weights[0] = 1.0
-  weights[:, 0, 0, 1] = 0.25, 0.25, 0.5  # One token of one row goes on.
+  weights[:, 0, 0, 1] = 0.25, 0.25, 0.5  # One token of one row continues.
   output = evaluated.output._replace(trace={"halting": weights})
   evaluated = evaluated._replace(forward=lambda *args, **options: output)
   row = adaptive.exits(evaluated, evaluated.settings.task_module.HEADLINE[0])[0]
@@ -144,7 +144,7 @@ def test_a_row_takes_as_long_as_its_slowest_token(tmp_path, monkeypatch):
 
 
 def stand_in(directory, forward, batch, **settings):
-  """What figures read of an evaluated model; nothing is computed."""
+  """The fields of an evaluated model that figures use; computes nothing."""
   model = types.SimpleNamespace(num_loops=3)
   made = types.SimpleNamespace(
     family=MODELS["adaptive"], model=model, **settings
@@ -157,7 +157,7 @@ def stand_in(directory, forward, batch, **settings):
 
 
 def test_exits_are_counted_of_real_tokens_and_compared_row_by_row(tmp_path):
-  """Ids 6 and 7 pad rows, and so does document 0."""
+  """Ids 6 and 7 are padding, and so is document 0."""
   random = np.random.default_rng(0)
   values = random.uniform(size=(5, 3))  # By threshold and row.
   halting = random.integers(1, 4, (5, 3, 4, 2))
@@ -198,7 +198,7 @@ def test_exits_are_counted_of_real_tokens_and_compared_row_by_row(tmp_path):
 
 
 def test_bars_are_the_slots_that_are_read(tmp_path, drawn):
-  """exp(entropy), of all tokens together and of one token in the mean."""
+  """exp(entropy), of all tokens together, and the mean over single tokens."""
   random = np.random.default_rng(0)
   slots = random.dirichlet(np.ones(6), (5, 2))  # [N, L, M].
   entropy = random.uniform(0.2, 1.5, (2, 5))

@@ -1,4 +1,4 @@
-"""Attention quadrants and shares on maps made by hand."""
+"""Attention quadrants and shares on handmade maps."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_shares_of_a_head_that_stays_in_its_row():
   maps[0, 1:, 1:] = inside
   maps[0, 1:, 0] = 0.6
   share, uniform = attention.coordinate_shares(maps, 1, coordinates)
-  # In its row all of the mass, in its column only what it keeps to itself.
+  # All of its mass is in its row; in its column, only its own.
   np.testing.assert_allclose(share, [[1.0, 0.25]])
   np.testing.assert_allclose(uniform, [0.5, 0.5])
 

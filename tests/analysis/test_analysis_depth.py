@@ -1,4 +1,4 @@
-"""Accuracy by depth: known answers, and agreement with other paths."""
+"""Accuracy by depth: known answers, and agreement with other code paths."""
 
 import functools
 
@@ -35,7 +35,7 @@ def test_scores_of_known_predictions():
 @pytest.mark.long
 def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
   def sharpened(params):
-    """Else an untrained model gets nearly the same score at every depth."""
+    """Otherwise an untrained model's score hardly depends on depth."""
     params["head"]["kernel"] *= 8
 
   evaluated = analysis_examples.sampled(
@@ -97,7 +97,7 @@ def test_sample_is_the_first_examples_without_padding(num_examples):
 
 
 def test_every_split_has_a_depth_of_its_own(tmp_path):
-  """The scores of a split are those of its examples alone."""
+  """The scores of a split depend on its examples only."""
   evaluated = analysis_examples.sampled(tmp_path)
   evaluated.batch["group/split"] = np.array([0, 2] * 10)
   evaluated = evaluated._replace(splits=("here", "nowhere", "there"))
@@ -112,7 +112,7 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
 
 @crossing(("family", "factor"), [("looped", 2), ("melt", 1), ("sleep", 2)])
 def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
-  """In one pass, or by a run for each of some numbers of loops."""
+  """In one pass, or by separate runs with several numbers of loops."""
   evaluated = analysis_examples.sampled(
     tmp_path, family, eval__depth_factor=factor, eval__depth_examples=0,
     eval__batch_size=8,

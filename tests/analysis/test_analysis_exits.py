@@ -21,7 +21,7 @@ LOOPS = 3
 
 
 def learned(params):
-  """As if its gate had learned to tell tokens apart."""
+  """As if its gate had learned to distinguish tokens."""
   if "exit_gate" in params:
     params["exit_gate"]["kernel"] *= 50
 
@@ -40,7 +40,7 @@ def by_hand():
     [[1.0, 3.0], [2.0, 9.0]],
     [[9.0, 9.0], [9.0, 9.0]],
   ])  # fmt: skip
-  # Chances to have left: 1/2, 3/4; all but none; none, 1/2.
+  # Cumulative exit probabilities: 1/2, 3/4; nearly all, none; none, 1/2.
   gates = np.array([
     [[0.0, 50.0], [-50.0, 0.0]],
     [[0.0, 0.0], [0.0, 0.0]],
@@ -79,7 +79,7 @@ def test_a_curve_is_loss_against_loops():
   rows = {row["threshold"]: row for row in exits.curve(found, LOOPS, "gate")}
   assert rows[0.7]["loops"] == pytest.approx((2 + 1 + 3) / 3)
   assert rows[0.7]["loss"] == pytest.approx((2 + 1 + 2) / 3)
-  # Off the full depth by +1, -2 in a row, by 0 in the other; -1/3 on average.
+  # Differences from full depth: +1, -2 in one row, 0 in the other; mean -1/3.
   off = [(1 + 1 / 3 - 2 + 1 / 3) / 3, (0 + 1 / 3) / 3]
   assert rows[0.7]["error"] == pytest.approx(np.hypot(*off))
   assert (rows[1.0]["loops"], rows[1.0]["error"]) == (3, 0)
@@ -92,7 +92,7 @@ def test_a_curve_is_loss_against_loops():
 @pytest.mark.long
 def test_what_is_measured_is_what_the_model_does(tmp_path):
   evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
-  found = exits.measure(evaluated, 18)  # In parts that differ in size.
+  found = exits.measure(evaluated, 18)  # In parts of different sizes.
   inputs, targets = (
     evaluated.batch["inputs"][:18],
     evaluated.batch["targets"][:18],
@@ -131,7 +131,7 @@ def test_the_curve_is_drawn_with_its_numbers(tmp_path):
   loops = [row["loops"] for row in numbers["gate"]]
   assert loops == sorted(loops)
   assert loops[0] < loops[-1] == pytest.approx(LOOPS)
-  assert exits.draw_map(evaluated) == []  # A board is no text.
+  assert exits.draw_map(evaluated) == []  # A board is not text.
 
 
 @pytest.mark.parametrize("gate", ["none", "unused"])
@@ -175,6 +175,6 @@ def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
   )
   assert [float(shade) for shade, _, _ in spans] == [0.0] + [1.0] * (length - 2)
   assert spans[0][1] == "exits after loop 1; loss per loop: 0.00, 1.00, 2.00"
-  assert "http" not in page.replace("http-equiv", "")  # It needs nothing else.
+  assert "http" not in page.replace("http-equiv", "")  # No external resources.
   mean = (1 + 3 * (length - 2)) / (length - 1)
   assert f"Row 1: {mean:.2f} loops per token" in page

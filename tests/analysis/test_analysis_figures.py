@@ -1,4 +1,4 @@
-"""Every picture that applies is drawn, and no other."""
+"""Exactly the applicable figures are drawn."""
 
 import json
 
@@ -22,7 +22,7 @@ _HALTING = {"halting", "halting_map"}
 
 
 def _write_metrics(workdir, num_loops=3):
-  """A short metrics.jsonl as a run writes it."""
+  """A short metrics.jsonl like a run's."""
   rows = []
   for step in (10, 20):
     row = {"step": step, "split": "train", "loss": 2.0 / step}
@@ -49,7 +49,7 @@ def _draw(workdir, family="utm", **overrides):
 
 
 def _check(workdir, result, names):
-  """Exactly these pictures are there, and show something."""
+  """Exactly these figures exist and are not empty."""
   pictures_there = set((workdir / "figures").glob("*.png"))
   assert {path.stem for path in pictures_there} == names
   numbers = workdir / "figures" / "attention_heads.json"
@@ -101,11 +101,11 @@ def test_ponder_model_without_metrics(tmp_path):
   [
     ("looped", {"curves", "depth", "puzzle", "puzzle_failed"}),
     ("adaptive", {"curves", "exits"}),
-    ("sleep", {"curves", "depth"}),  # Read out by runs of 1, 2, ... passes.
+    ("sleep", {"curves", "depth"}),  # By runs of 1, 2, ... passes.
   ],
 )
 def test_another_family_solves_sudoku(family, names, tmp_path):
-  """What its traces do not show is left out, and nothing fails."""
+  """Figures without traces are omitted, and nothing fails."""
   _write_metrics(tmp_path)
   depth = {"eval__depth_factor": 0} if family == "adaptive" else {}
   result = _draw(tmp_path, family, **depth)
@@ -155,7 +155,7 @@ def test_the_hard_puzzle_is_chosen(tmp_path):
   evaluated = analysis_examples.evaluate(tmp_path / "figures")
   targets = evaluated.batch["targets"]
   blanks = np.sum(evaluated.batch["inputs"] == 1, axis=1)
-  # Everything is solved, at once, but for one puzzle in the middle.
+  # All are solved at once, except one puzzle in the middle.
   missed = int(np.argsort(blanks)[10])
   logits = np.eye(6)[targets]
   logits[missed] = 0.0

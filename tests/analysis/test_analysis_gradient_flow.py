@@ -83,7 +83,7 @@ def test_the_last_state_is_what_is_read_out(name):
 
 
 def test_numbers_are_means_over_texts_and_shares_of_gates(monkeypatch):
-  """Of gates of all kinds: most neither keep a feature nor replace it."""
+  """For all kinds of gates: most neither keep nor replace a feature."""
   random = np.random.default_rng(0)
   found = {
     "hidden": random.uniform(size=(4, 3)),
@@ -123,7 +123,7 @@ def test_numbers_are_means_over_texts_and_shares_of_gates(monkeypatch):
 
 @pytest.mark.long
 def test_saturated_gates_pass_everything_or_nothing():
-  """Proposition E.1: z = 1 is a radius of 1; z = 0 of 0."""
+  """Proposition E.1: z = 1 gives a radius of 1, z = 0 of 0."""
   for bias, radius, part in ((50.0, 1.0, "kept"), (-50.0, 0.0, "replaced")):
     model = model_of("melt", bias=bias)
     found = jacobians.measure(model, TOKENS, COUNT, TARGETS)

@@ -1,4 +1,4 @@
-"""Halting statistics on weights made by hand and on the rules' own."""
+"""Halting statistics on handmade weights and on the rules' weights."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Figures of a task with many splits can be read."""
+"""Figures of a task with many splits are legible."""
 
 import warnings
 
@@ -18,7 +18,7 @@ _SPLITS = (
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """The axes of the figure that is saved, which is laid out before."""
+  """The axes of the saved figure, after layout."""
   kept = []
 
   def save(figure, path):

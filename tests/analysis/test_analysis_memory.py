@@ -1,4 +1,4 @@
-"""What caches hold, by hand; and MELT's table 2."""
+"""Cache sizes by hand, and MELT's table 2."""
 
 import re
 
@@ -12,7 +12,7 @@ from loopjax.models import MODELS
 
 
 def test_table_2_of_melt():
-  """Its first column, and the model memory of both looped models, exactly."""
+  """Its first column and the model memory of both looped models, exactly."""
   lines = memory.table_2().splitlines()
   rows = {line.split()[0]: line.split()[1:] for line in lines[1:4]}
   assert rows["MELT-1.6B"] == ["0.196608", "3.272", "6.29", "6.44", "9.71"]

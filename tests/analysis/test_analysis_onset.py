@@ -1,4 +1,4 @@
-"""The loss at which layers begin to loop, of planted evaluations."""
+"""The loss at which layers begin to loop, on synthetic evaluations."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from loopjax.analysis.loops import onset
 
 
 def rows(expected, losses, **more):
-  """Evaluations of one layer for each row of `expected`."""
+  """Evaluations of one layer per row of `expected`."""
   return [
     {
       "step": 10 * number,
@@ -23,15 +23,15 @@ def rows(expected, losses, **more):
 
 
 def test_a_layer_begins_half_way_from_its_lowest_evaluation_to_its_last():
-  """At a loss between two evaluations, whatever it did before the lowest."""
+  """Interpolated between evaluations; values before the minimum are ignored."""
   found = onset.losses(
     rows(
       [
         [2.5, 1.0, 1.0, 2.0, 3.0],  # At 2 on an evaluation.
         [1.0, 1.0, 1.5, 3.0, 3.0],  # At 2, a third from 1.5 to 3.
-        [3.0, 1.5, 1.2, 1.2, 1.2],  # Falls alone.
+        [3.0, 1.5, 1.2, 1.2, 1.2],  # Only falls.
         [1.0, 1.0, 1.0, 1.0, 1.09],  # Rises too little.
-        [1.0, 4.0, 1.0, 1.0, 2.0],  # Half-way at first, then back.
+        [1.0, 4.0, 1.0, 1.0, 2.0],  # Half-way early, then back.
       ],
       [4.0, 3.5, 3.0, 2.7, 2.5],
     )
@@ -42,14 +42,14 @@ def test_a_layer_begins_half_way_from_its_lowest_evaluation_to_its_last():
 
 
 def test_only_evaluations_of_both_are_read():
-  """Of training there are iterations and losses at other steps."""
+  """Training rows have iterations and losses at other steps."""
   planted = rows([[1.0, 1.0, 3.0]], [4.0, 3.0, 2.0])
   train = [{**row, "split": "train", "loss": 9.0} for row in planted]
   bare = {"step": 25, "split": "validation", "loss": 7.0}
   found = onset.losses([*train, *planted[:2], bare, planted[2]])
   assert found == pytest.approx([2.5])
   assert onset.losses([bare]).size == 0
-  for row in planted:  # What is not finite is not written.
+  for row in planted:  # Non-finite values are not written.
     del row["loss"]
   assert np.isnan(onset.losses(planted)).tolist() == [True]
 
@@ -60,7 +60,7 @@ def test_a_control_has_the_same_iterations_in_another_order():
   rng = np.random.default_rng(0)
   found = onset.shuffled(planted, 400, rng)
   assert found.shape == (400, 2) and np.isnan(found[:, 1]).all()
-  # It has an onset where the 2 is last, a fifth of the orders, and there alone.
+  # It has an onset only if the 2 is last, in a fifth of the orders.
   begins = ~np.isnan(found[:, 0])
   assert 50 < begins.sum() < 110
   np.testing.assert_allclose(found[begins, 0], 2.25)

@@ -1,4 +1,4 @@
-"""Pictures of passes, and of the loss by group."""
+"""Figures of passes, and of the loss by group."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def row(step, num_passes=2, **more):
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """The axes of every figure that is saved."""
+  """The axes of every saved figure."""
   saved = []
   save = draw.save
 
@@ -63,4 +63,4 @@ def test_every_group_has_its_loss(tmp_path, drawn):
   panels = {axes.get_title("left"): axes for axes in drawn[0].axes}
   hops = panels["Loss by hops (number of examples)"]
   assert lines(hops) == {"1 (1,200)": [1, 2], "16": [16, 32]}
-  assert not any("source" in title for title in panels)  # One is the whole.
+  assert not any("source" in title for title in panels)  # It is one.

@@ -1,4 +1,4 @@
-"""Loops that MELT skips for good: against the model, and drawn."""
+"""Loops that MELT never runs: against the model, and figures."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from loopjax.losses import tokens as token_losses
 
 
 def learned(params):
-  """As if its gate had learned to tell tokens apart."""
+  """As if its gate had learned to distinguish tokens."""
   if "exit_gate" in params:
     params["exit_gate"]["kernel"] *= 5
 
@@ -46,7 +46,7 @@ def test_exits_are_measured_token_by_token(tmp_path, monkeypatch):
   losses = token_losses.token_cross_entropy(logits, evaluated.batch["targets"])
   for row in (found[0], found[len(skipping.THRESHOLDS)]):
     assert row["threshold"] == 1.0 and row["error"] == 0.0
-    # Of the first document alone.
+    # Only the first document.
     assert row["loss"] == pytest.approx(float(losses[:, :10].mean()), rel=1e-4)
   assert found[-1]["loss"] != found[len(skipping.THRESHOLDS)]["loss"]
   files = skipping.draw_curve(evaluated, found)

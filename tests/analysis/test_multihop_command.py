@@ -1,4 +1,4 @@
-"""The command: what does not apply is said, and mistakes are one line."""
+"""The command reports what does not apply, and errors in one line."""
 
 import multihop_runs
 import pytest
@@ -35,7 +35,7 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
 
 @pytest.mark.long
 def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
-  """Bridge 2 comes after the last loop; position 6 is in long ones alone."""
+  """Bridge 2 comes after the last loop; only long questions have position 6."""
   workdir = tmp_path / "run"
   chains = ("task.num_train_chains=(20,20)", "task.num_test_chains=(10,10)")
   multihop_runs.make_untrained(workdir, "disco", "task.format=direct", *chains)
@@ -73,7 +73,7 @@ def test_one_loop_passes_nothing_on(tmp_path, capsys):
 
 
 def with_config(directory, change, family="looped"):
-  """A directory with nothing but a changed config."""
+  """A directory with only a changed config."""
   plain = config_lib.to_dict(multihop_runs.config_of(family))
   change(plain)
   workdir_lib.write_json(directory / "config.json", plain)

@@ -1,4 +1,4 @@
-"""What is put between loops, and that nothing else is changed."""
+"""Edits between loops, which change nothing else."""
 
 import functools
 
@@ -63,7 +63,7 @@ def test_a_blend_is_between_these_loops_at_these_positions_alone():
 
 
 class _Given:
-  """An embedding layer that hands out states instead."""
+  """An embedding layer that returns given states."""
 
   def __init__(self, table, states):
     self.embedding, self.states = table, states
@@ -75,7 +75,7 @@ class _Given:
 @crossing("name", by_size(STATE))
 @pytest.mark.parametrize("loop", [1, 2])
 def test_the_next_loop_starts_from_the_edited_state(name, loop):
-  """The rest of an edited run is a run that starts from the edited state."""
+  """The rest of an edited run equals a run from the edited state."""
   build, params, table = model_of(name)
   state = STATE[name]
 
@@ -120,7 +120,7 @@ def test_the_next_loop_starts_from_the_edited_state(name, loop):
 
 
 def test_an_edit_can_take_the_channel_away():
-  """DiscoLoop's H~ edited back to H is the vanilla loop with these weights."""
+  """DiscoLoop with H~ edited back to H is the vanilla loop."""
   build, params, _ = model_of("disco")
   vanilla, _, _ = model_of("looped")
 

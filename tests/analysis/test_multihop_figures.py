@@ -1,4 +1,4 @@
-"""Pictures show the rows that they are given, each number at its place."""
+"""Figures show the given rows, each number in its place."""
 
 import multihop_examples as examples
 import numpy as np
@@ -24,7 +24,7 @@ def drawn(monkeypatch):
   found = {}
 
   def keep(figure, path):
-    figure.canvas.draw()  # Lays it out, which warns if that is impossible.
+    figure.canvas.draw()  # Warns if layout is impossible.
     found[path.name] = figure
     return path
 

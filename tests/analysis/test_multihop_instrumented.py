@@ -35,7 +35,7 @@ def instrumented_model(name):
 @pytest.mark.long
 @crossing("name", by_size(STATE))
 def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
-  """In batches of two, which three questions do not fill."""
+  """Three questions in batches of two."""
   build, params, table = model_of(name)
   model = build(params)
   probed = instrumented_model(name)
@@ -67,7 +67,7 @@ def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
 @pytest.mark.long
 @crossing("name", ["looped", "disco", "ponderlm", "transformer"])
 def test_stages_and_lens_are_those_of_the_model(name):
-  """Padding is never a rival, and each loop is read as the family reads it."""
+  """Padding is never predicted, and each loop is read out as in the family."""
   family = MODELS[name]
   config = dataclasses.replace(
     examples.CONFIG, num_train_chains=(30,), num_test_chains=(25,)

@@ -1,4 +1,4 @@
-"""Where to intervene, and what that does to a model that is known."""
+"""Where to intervene, and the effect on a known model."""
 
 import multihop_examples as examples
 import numpy as np
@@ -24,10 +24,10 @@ def test_places_are_where_bridges_can_be_known():
 
 
 def test_a_weak_bridge_is_helped_by_its_embedding():
-  """The loops write 0.1 where the next ones read 0.5 or more.
+  """Loops write strength 0.1, and later loops need at least 0.5.
 
-  So no second bridge is found, and at its place is the relation, at 1 - alpha.
-  Against that stands alpha times what Norm(W[b]) has at the bridge: 3 by the
+  No second bridge is found, and its place contains the relation, at 1 - alpha.
+  It competes with alpha times the bridge's component of Norm(W[b]): 3 by the
   "trained" norm of the example, 1 at the length of the hidden state.
   """
   question_set = examples.make_questions()
@@ -65,7 +65,7 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
 
 
 def test_what_is_decoded_is_handed_on():
-  """After loop 1 the argmax is the bridge, so that both targets agree."""
+  """After loop 1 the argmax is the bridge: both targets agree."""
   question_set = examples.make_questions()
   model = examples.instrument(num_loops=2, strength=0.1)
   observed = model.observe(question_set)
@@ -80,11 +80,11 @@ def test_what_is_decoded_is_handed_on():
 
 
 def test_targets_are_of_the_loop_and_position_that_are_edited():
-  """The most likely token there and then, not later or elsewhere."""
+  """The most likely token at this loop and position, not at others."""
   question_set = examples.make_questions()
   model = examples.instrument()
   observed = model.observe(question_set)
-  tokens = np.arange(observed.prediction.size) % 24  # Differ nearby.
+  tokens = np.arange(observed.prediction.size) % 24  # Neighbours differ.
   observed = observed._replace(
     prediction=tokens.reshape(observed.prediction.shape)
   )

@@ -1,4 +1,4 @@
-"""The lens against numbers by hand, and readings of a model that is known."""
+"""The lens against numbers by hand, and results on a known model."""
 
 import dataclasses
 import math
@@ -14,13 +14,13 @@ from loopjax.data.multihop import language, task
 
 
 def test_a_distribution_by_hand():
-  """Chances 1/2, 1/4, 1/8, 1/8, up to a constant in the logits."""
+  """Probabilities 1/2, 1/4, 1/8, 1/8; the logits have an added constant."""
   logits = jnp.log(jnp.array([4.0, 2.0, 1.0, 1.0]))
   got = lens.read_out(logits, jnp.arange(4))
   np.testing.assert_allclose(
     got["probability"], [0.5, 0.25, 0.125, 0.125], rtol=1e-6
   )
-  assert got["rank"].tolist() == [1, 2, 3, 4]  # Of equals the first one.
+  assert got["rank"].tolist() == [1, 2, 3, 4]  # Ties: the first.
   np.testing.assert_allclose(
     got["reciprocal_rank"], [1, 1 / 2, 1 / 3, 1 / 4], rtol=1e-6
   )
@@ -146,7 +146,7 @@ def test_a_model_that_composes_shows_each_bridge_at_its_place():
     assert (row["rank"] == 1) == there
     if row["position"] == hop:
       assert row["first_argmax"] == (row["loop"] == hop)
-  # Each has one row: entities, loops and positions of every split.
+  # One row per entity, loop and position of every split.
   assert len(found) == 3 * (2 + 3 * 2 * 3 + 3 * 3 * 4)
 
 

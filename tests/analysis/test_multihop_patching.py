@@ -84,7 +84,7 @@ def test_only_some_candidates_are_examined():
   )
   assert pairs.examined == 64 * num
   assert (pairs.donor >= 0).all()
-  # Of an even bridge the answer is 1: the donor is odd and leads to 0.
+  # For an even bridge the answer is 1: the donor is odd and leads to 0.
   assert np.array_equal(pairs.donor % 2, 1 - np.arange(num) % 2)
   assert np.array_equal(pairs.implied, np.arange(num) % 2)
 
@@ -113,7 +113,7 @@ def test_a_model_that_composes_follows_the_donors_bridge(loop):
 
 
 def test_what_stays_is_the_answer_of_the_model():
-  """What it writes is too weak to be read, so that it answers wrongly."""
+  """Its writes are too weak for later loops, and its answers are wrong."""
   question_set = examples.make_questions()
   model = examples.instrument(strength=0.1)
   observed = model.observe(question_set)
@@ -141,7 +141,7 @@ def test_patching_a_question_with_itself_changes_nothing():
 
 
 def test_splits_without_a_pair_are_named():
-  """A relation that only a question's own bridge has."""
+  """A relation that only the question's bridge has."""
   question_set, model = examples.make_questions(), examples.instrument()
   observed = model.observe(question_set)
   (place,) = interventions.places(question_set, 3, 2)

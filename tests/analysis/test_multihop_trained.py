@@ -1,4 +1,4 @@
-"""Training, then the analysis: the same numbers, and every picture."""
+"""Training, then the analysis: the same numbers, and all figures."""
 
 import matplotlib.image
 import multihop_runs
@@ -9,7 +9,7 @@ from loopjax import train
 from loopjax.analysis.multihop import rows
 from loopjax.run import workdir as workdir_lib
 
-# Minutes on two cores; what it checks is checked in parts elsewhere.
+# Minutes on two cores; other tests check its parts.
 pytestmark = pytest.mark.manual
 
 
@@ -40,7 +40,7 @@ def test_a_run_from_its_training_to_its_pictures(family, tmp_path, capsys):
 
 
 def _check_against_evaluation(found, summary):
-  """What the trainer's own evaluation says, and an edit of nothing."""
+  """Agreement with the trainer's evaluation, and an edit without effect."""
   stages = rows.select(found, "stage")
   assert len(stages) == 4 * 2
   for row in stages:

@@ -1,4 +1,4 @@
-"""The command `loopjax` and its words."""
+"""The command `loopjax` and its subcommands."""
 
 import runpy
 import sys
@@ -11,7 +11,7 @@ from loopjax import __main__ as console
 
 @pytest.fixture
 def started(monkeypatch):
-  """[module, its arguments] of what the command runs instead of running it."""
+  """Records [module, arguments] instead of running the module."""
   calls = []
 
   def run_module(module, run_name, alter_sys):
@@ -84,7 +84,7 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
 
 
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):
-  """Of one that is run for real: the flags are the module's own."""
+  """For a real module: the flags are the module's own."""
   # Another test of this process may have imported it.
   monkeypatch.delitem(sys.modules, "loopjax.report.__main__", raising=False)
   with pytest.raises(SystemExit) as ended:

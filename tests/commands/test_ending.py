@@ -1,4 +1,4 @@
-"""The last lines of a run: its scores, and what to do next."""
+"""The last lines of a run: its scores and next steps."""
 
 from loopjax.commands import ending
 

@@ -1,4 +1,4 @@
-"""Commands that look at runs: the same flags, and what is not a flag."""
+"""Commands on runs: shared flags, and names that are not flags."""
 
 import importlib
 import pathlib
@@ -10,7 +10,7 @@ from loopjax import errors, sections
 from loopjax.commands import command_line
 from loopjax.run import zoo
 
-# Those that take a config have their flags from `command_line` as well.
+# Commands with a config also have flags from `command_line`.
 COMMANDS = (
   "analysis.gradient_flow", "analysis.multihop.__main__", "eval.__main__",
   "eval.answers.__main__", "generate.__main__", "play.__main__",
@@ -23,7 +23,7 @@ SAID = {
   "out": r"(where to write|output (folder|file)).*",
   "port": r".*\[8000\]",
 }
-# Other names for one of these, or for the run, which has no flag.
+# Synonyms of these flags, or of the run, which has no flag.
 OTHERS = {
   "directory", "examples", "loops", "num_examples", "output", "run", "step",
   "workdir", "workdirs",
@@ -31,7 +31,7 @@ OTHERS = {
 
 
 class Made(Exception):
-  """A command has made its parser."""
+  """Raised when a command has created its parser."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -53,7 +53,7 @@ def test_the_same_flags_for_the_same(name, monkeypatch):
   assert not OTHERS & set(flags)
   for flag, said in flags.items():
     assert re.fullmatch(SAID.get(flag, ".*"), said), flag
-    # No sentence; what it is without the flag is in brackets.
+    # Not a sentence; the default is in brackets.
     assert not said.endswith(".") and "default" not in said, flag
 
 
@@ -68,7 +68,7 @@ def test_the_run_has_no_flag(name, capsys):
 
 
 def test_a_path_may_begin_at_home(monkeypatch):
-  """After =, where no shell replaces ~."""
+  """After =, where shells do not expand ~."""
   monkeypatch.setenv("HOME", "/home/of")
   parser = errors.Parser()
   parser.add_argument("runs", type=pathlib.Path, nargs="*")
@@ -86,7 +86,7 @@ def parsed(*words):
 
 
 def test_settings_are_read_by_their_types():
-  """ConfigDict.update is a method: `model.update` may not be taken for it."""
+  """ConfigDict.update is a method, not to be confused with `model.update`."""
   given = {
     "model.update": "gate", "optim.learning_rate": "1", "run.seed": "7",
     "model.growth_steps": "(5, 10)", "eval.checkpoint": "10",

@@ -1,4 +1,4 @@
-"""What there is to train."""
+"""The listing of configs and commands."""
 
 from importlib import metadata
 
@@ -39,7 +39,7 @@ def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
 
 
 def test_a_wheel_has_the_configs(monkeypatch, tmp_path):
-  """Of a checkout, or where an installation says that it has put them."""
+  """In a checkout, or where an installation recorded them."""
   assert presets.folder() == ROOT / "configs"
   installed = tmp_path / "site-packages" / "loopjax" / "__init__.py"
   monkeypatch.setattr(loopjax, "__file__", str(installed))

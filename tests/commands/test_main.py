@@ -1,4 +1,4 @@
-"""The command line: one line and exit status 2 for every mistake."""
+"""The command line: one line and exit status 2 for every user error."""
 
 import errno
 import functools
@@ -44,7 +44,7 @@ def test_a_mistake_in_a_config_says_where_it_is(
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_folder_of_something_else_is_refused(mode, tmp_path, capsys):
-  """config.json is the name of a file in many folders."""
+  """Other programs write files named config.json too."""
   (tmp_path / "config.json").write_text('{"model_type": "ouro", "width": 8}')
   config = "--config=configs/sudoku_utm.py:smoke,run.num_steps=10"
   flags = config, f"--mode={mode}", f"--workdir={tmp_path}"
@@ -71,7 +71,7 @@ def test_each_of_several_mistakes_has_its_line(tmp_path, capsys):
 
 @pytest.mark.long
 def test_mistakes_in_the_run_are_one_line_and_write_nothing(tmp_path):
-  """In a process of its own, which ends with that status."""
+  """In a separate process, which exits with that status."""
   workdir = tmp_path / "run"
   done = subprocess.run(
     [
@@ -284,7 +284,7 @@ leave(main())
 
 
 def test_ctrl_c_ends_the_command_without_a_traceback():
-  """By its signal, as a sweep expects of an item that it stops."""
+  """By its signal, as a sweep expects of a stopped item."""
   with subprocess.Popen(
     [sys.executable, "-c", INTERRUPTED],
     stdout=subprocess.PIPE,

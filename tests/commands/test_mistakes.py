@@ -1,6 +1,6 @@
-"""Every command ends at a mistake with one line and exit status 2.
+"""Every command ends a user error with one line and exit status 2.
 
-Those that need a run have tests beside those of the command.
+Commands that need a run are tested with their other tests.
 """
 
 import functools
@@ -12,7 +12,7 @@ from tests_support import command
 
 SUDOKU = "--config=configs/sudoku_utm.py:smoke"
 FIT = (SUDOKU, "--topology=cpu:2")
-# By command; some read configs/, the others are in an empty folder.
+# By command; some use configs/, the others run in an empty folder.
 OF_CONFIGS = ("main", "fit", "sweep")
 MISTAKES = {
   "main": [

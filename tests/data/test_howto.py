@@ -1,4 +1,4 @@
-"""The task of docs/howto/task.md: what a newcomer copies works as it is."""
+"""The task of docs/howto/task.md works as copied."""
 
 import importlib.util
 import itertools
@@ -65,7 +65,7 @@ def test_too_many_test_rows_are_refused(parity):
 
 @pytest.mark.long
 def test_it_trains_with_its_config(parity, monkeypatch, tmp_path, capsys):
-  """A line in TASKS and the config, as the page says; no preset "paper"."""
+  """A line in TASKS and the config, as on the page; no preset "paper"."""
   page = (HOWTO / "task.md").read_text()
   assert '`"parity": "loopjax.data.parity",`' in page
   assert "--config=configs/parity_looped.py" in page

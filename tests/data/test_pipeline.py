@@ -26,7 +26,7 @@ def training(batch_size=4, num_examples=10, seed=7, rows=None):
 
 
 def endless():
-  """What is made at a position depends on it alone."""
+  """An example depends on its position alone."""
   return pipeline.stream(lambda places: {"position": places}, 4)
 
 
@@ -71,7 +71,7 @@ def test_a_stream_has_no_end():
 
 
 def test_the_order_takes_no_memory():
-  """Not even of as many examples as can be numbered."""
+  """Even for the maximum number of examples."""
   num = 2**32
   batches = pipeline.training_batches(make_batch, num, 64, 0)
   rows = np.concatenate([b["row"] for b in take(batches, 0, 20)])
@@ -86,7 +86,7 @@ def test_an_order_has_every_example_once(num_examples):
 
 
 def test_all_examples_are_as_likely_at_a_place():
-  """Over the seeds, also where these follow each other."""
+  """Over seeds, including consecutive ones."""
   place = np.array([17])
   got = [pipeline.shuffled(place, 4000, 1, epoch)[0] for epoch in range(2000)]
   counts = np.bincount(np.array(got) // 800, minlength=5)

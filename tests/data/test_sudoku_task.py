@@ -1,4 +1,4 @@
-"""What the Sudoku task hands to models, and how it scores."""
+"""The Sudoku task's batches and scores."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ HEADER = "source,question,answer,rating\n"
 
 @pytest.fixture
 def read_from(tmp_path):
-  """A config that reads 4x4 grids, without a blank, from two files."""
+  """A config with 4x4 grids without blanks from two files."""
 
   def make(train, test, **values):
     paths = {}
@@ -133,7 +133,7 @@ def test_revealed_cells_are_the_solutions_and_as_many_as_asked():
     )
     shares.append(revealed.sum(axis=1) / blank.sum(axis=1))
   shares = np.concatenate(shares)
-  # Up to 0.8 at first, and less and less: the mean is a quarter of that.
+  # Up to 0.8 at first, then decreasing: the mean is a quarter of that.
   assert shares[:192].mean() == pytest.approx(0.38, abs=0.04)
   assert shares[:192].std() == pytest.approx(0.76 / 12**0.5, abs=0.04)
   assert shares.mean() == pytest.approx(0.2, abs=0.02)
@@ -146,7 +146,7 @@ def test_revealed_cells_are_the_solutions_and_as_many_as_asked():
 
 
 def test_any_prefix_of_the_evaluation_split_is_a_fair_sample(tmp_path):
-  """A file that is sorted by difficulty is not scored in that order."""
+  """A file sorted by difficulty is not scored in that order."""
   path = tmp_path / "sorted.csv"
   rows = [f"x,1.3434..4.2.2341,1234341241232341,{i}\n" for i in range(64)]
   path.write_text(HEADER + "".join(rows))
@@ -188,7 +188,7 @@ def test_scores_of_hand_made_answers():
     output, {"inputs": inputs, "targets": targets, "weights": weights}
   )
   assert scores["exact_match"].tolist() == [1, 0, 0]
-  assert scores["blank_accuracy"].tolist() == [1, 0.5, 1]  # Blanks alone.
+  assert scores["blank_accuracy"].tolist() == [1, 0.5, 1]  # Only blanks.
   assert scores["all_cell_accuracy"].tolist() == [1, 0.75, 0.75]
   np.testing.assert_allclose(scores["loss"], [0, 12.5, 12.5], atol=1e-4)
 
@@ -203,7 +203,7 @@ def test_rating_buckets():
   ]  # fmt: skip
 
 
-# Of both classes of 4x4 grids; the first with its digits renamed, and turned.
+# From both classes of 4x4 grids; the first relabelled and transposed.
 LARGER, RENAMED, TURNED = (
   "1234341221434321",
   "2134342112434312",
@@ -236,7 +236,7 @@ def test_solutions_in_both_files_stop_if_asked(read_from, same):
   assert message.startswith(f"{config.test_csv}: 1 of 2 puzzles")
   assert f"{config.train_csv}, first puzzle 2; " in message
   assert "on_overlap=report" in message
-  batches(config, "test", num=1)  # Nothing is trained on.
+  batches(config, "test", num=1)  # No training data.
 
 
 def test_files_without_overlap_say_nothing(read_from, capsys):
@@ -247,7 +247,7 @@ def test_files_without_overlap_say_nothing(read_from, capsys):
 
 
 def test_only_what_is_trained_on_counts(read_from):
-  """A subset of the training file may leave the overlap out."""
+  """A subset of the training file may exclude the overlap."""
   config = read_from([LARGER, SMALLER] * 3, [SMALLER], num_train_puzzles=1)
   counts = {
     batches(config, "train", num=1, seed=seed)[0].facts[

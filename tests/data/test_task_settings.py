@@ -1,11 +1,11 @@
-"""Settings of tasks that cannot be, each named in one line."""
+"""Invalid settings of tasks, each named in one line."""
 
 import pytest
 from tests_support import refused
 
 from loopjax.data import TASKS
 
-# What has to be set for a task to be possible.
+# Settings required for a valid task.
 BASE = {
   "knowledge": {"num_people": 60, "sequence_length": 64, "num_eval_people": 12},
   "text": {"train_files": "a.jsonl,b.jsonl", "sequence_length": 64},

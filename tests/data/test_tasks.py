@@ -13,7 +13,7 @@ from text_examples import jsonl, sentences
 
 from loopjax.data import TASKS
 
-# Words of up to three tokens, more context than needed, K no power of two.
+# Words of up to three tokens, more context than needed, K not a power of two.
 DEPO = {
   "num_nodes": 9, "max_hops": 6, "num_queries": 4, "word_base": 3,
   "max_word": 3, "context_length": 60, "min_nodes": 2, "num_eval_examples": 40,
@@ -23,7 +23,7 @@ MULTIHOP = {
   "num_train_chains": (60, 40), "num_test_chains": (100, 80),
   "num_scored_train": 30,
 }  # fmt: skip
-# A task, and settings of it that are quick to make.
+# A task with settings that are quick to generate.
 CASES = {
   "arithmetic": {"modulus": 11, "max_operations": 5, "num_eval_examples": 200},
   "arithmetic, many": {"modulus": 1009, "num_eval_examples": 100},
@@ -53,7 +53,7 @@ CASES = {
   "text": {"sequence_length": 64},
   "text, mixed": {"sequence_length": 64, "mixture": (0.75, 0.25)},
 }  # fmt: skip
-# The test is of the first examples of so many.
+# Tests use the first of this many examples.
 SHORT = {name: {"num_eval_examples": 16} for name in ("gsm",)}
 # The first characters of a digest of 16 inputs each of training and the test.
 DIGESTS = {
@@ -61,7 +61,7 @@ DIGESTS = {
   "depo": "7f494ef7734dab0a",
   "gsm": "04205ada77c0be1f",
 }
-# Where the inputs have padding: the first id that no target has.
+# The padding id of inputs: the first id that is never a target.
 PADDED = ("arithmetic", "depo", "gsm", "multihop")
 
 
@@ -131,7 +131,7 @@ def test_sizes_are_those_of_the_papers(name, changes, sizes):
 @every_case
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_examples_belong_to_their_index(case, split):
-  """Whatever the size of the batches, the start and who reads them."""
+  """For any batch size, start and process."""
   whole = case.rows[split]
   assert_equal(case.joined(split, 16, batch_size=2), whole)
   resumed = case.joined(split, 1, start=1)
@@ -140,7 +140,7 @@ def test_examples_belong_to_their_index(case, split):
   places = (16 * np.arange(2)[:, None] + rows).ravel()
   some = case.joined(split, 2, rows=rows)
   assert_equal(some, {n: v[places] for n, v in whole.items()})
-  if split == "train":  # In another epoch, where there are any.
+  if split == "train":  # In another epoch, if any.
     late = case.joined(split, 4, start=300, batch_size=4)
     assert_equal(case.joined(split, 1, start=75), late)
 
@@ -159,7 +159,7 @@ def test_training_has_the_seed_of_the_run_and_evaluation_has_not(case):
   indirect=True,
 )
 def test_each_stream_has_its_seed(case):
-  """No two have the same question at the same place."""
+  """No two splits have the same question at the same place."""
   spec = case.task.spec(case.config)
   length = spec.sequence_length - spec.num_answer_tokens
   seen = {}
@@ -178,7 +178,7 @@ def test_each_stream_has_its_seed(case):
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_the_data_stay(name):
-  """Another number here means other data: results no longer compare."""
+  """A different number means different data: results are not comparable."""
   sha, task = hashlib.sha256(), TASKS[name]
   config = dataclasses.replace(task.Config(), **SHORT.get(name, {}))
   for split in ("train", "test"):
@@ -198,7 +198,7 @@ def test_rows_are_as_announced(case):
       }
     assert rows["inputs"].shape[1] == spec.sequence_length
     assert len(spec.coordinates) == spec.sequence_length
-    if case.name != "sudoku":  # It adds the box.
+    if case.name != "sudoku":  # Sudoku adds the box.
       dimensions = len(spec.coordinates[0])
       side = range(round(spec.sequence_length ** (1 / dimensions)))
       places = itertools.product(*[side] * dimensions)

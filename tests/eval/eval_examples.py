@@ -50,7 +50,7 @@ def drawn(family, length):
 
 
 def language_model_of(family="looped", length=LENGTH, scale=20.0, **call):
-  """A model with random parameters, whose predictions are not all alike."""
+  """A model with random parameters and varied predictions."""
   graphdef, params = drawn(family, length)
   embedding = params["token_embedding"]["embedding"] * scale
   params = {**params, "token_embedding": {"embedding": embedding}}
@@ -81,12 +81,12 @@ def ids(text):
 
 
 def begun(text):
-  """A context: the end of the document before, and a text."""
+  """A context: the previous document's end token, and a text."""
   return np.append(np.int64([256]), ids(text))
 
 
 class Uniform(nnx.Module):
-  """Every byte has the same probability, and nothing else has any."""
+  """Uniform over bytes, zero for everything else."""
 
   class Config(NamedTuple):
     precision: str = "float32"
@@ -150,7 +150,7 @@ def request(doc_id, idx, label, context, continuation, **doc):
 
 
 def choices(num, first=0):
-  """Lines of made-up questions of three choices, and what is to be skipped."""
+  """Lines of synthetic questions with three choices, and requests to skip."""
   lines = []
   for n in range(first, first + num):
     question = f"Question: what is {n} + {n * n}?\nAnswer:"
@@ -170,7 +170,7 @@ def choices(num, first=0):
 
 
 def texts(num):
-  """Lines of made-up questions with one answer each."""
+  """Lines of synthetic questions with one answer each."""
   return [
     request(
       n,

@@ -1,4 +1,4 @@
-"""Generated answers: which are right, what they score, and interruptions."""
+"""Generated answers: correctness, scores and interruptions."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_error_of_samples_is_their_spread(k):
-  """Redrawn many times, samples of the same questions spread as estimated."""
+  """The spread of repeated samples of the same questions is as estimated."""
   generator = np.random.default_rng(0)
   chances = np.array([0.02, 0.1, 0.3, 0.5, 0.9, 1.0])
   drawn = generator.random((4000, len(chances), 12)) < chances[:, None]
@@ -58,7 +58,7 @@ def test_the_error_of_one_sample_in_k_is_that_of_a_share():
     ("18, so 19", "18", False),
     ("she has $1,250.50 left", "1250.5", True),
     ("7*(3-12)=-63", "-63", True),
-    ("20-2", "2", True),  # An operator, no sign.
+    ("20-2", "2", True),  # An operator, not a sign.
     ("(9)-2", "-2", False),
     ("about .5", "0.50", True),
     ("1,2", "12", False),
@@ -120,7 +120,7 @@ def run(tmp_path_factory):
 
 
 def write(path, answers):
-  """A file of questions; the texts, and so what a model says, are the same."""
+  """A file of questions with equal texts, and thus equal answers."""
   path.write_text(
     "".join(
       json.dumps({"question": text, "answer": answer}) + "\n"
@@ -142,9 +142,9 @@ def rows_of(path):
 
 @pytest.fixture(scope="module")
 def answered(run, tmp_path_factory):
-  """Four answers to each question; some are right, by the last fixture's file.
+  """Four answers to each question, some of them correct.
 
-  The right answers are numbers that the model has said to another file.
+  The correct answers are numbers that the model generated for another file.
   """
   folder = tmp_path_factory.mktemp("answers")
   flags = ("--samples=4", f"--out={folder}")
@@ -171,9 +171,7 @@ def test_scores_are_those_of_the_answers(run, answered, capsys):
   for row in rows:
     numbers = re.findall(r"\d+", row["text"])
     assert row["right"] == (numbers[-1:] == [row["answer"]])
-  assert (
-    len({row["text"] for row in rows}) == 16
-  )  # One question is twice there.
+  assert len({row["text"] for row in rows}) == 16  # One question occurs twice.
   result = workdir_lib.read_json(folder / "q.answers.json")
   metrics = result["metrics"]
   assert metrics["pass@1"] == pytest.approx(right.mean())
@@ -198,7 +196,7 @@ def test_interrupted_answers_are_completed(run, answered, tmp_path):
   (tmp_path / "q.jsonl").write_text((folder / "q.jsonl").read_text())
   path = tmp_path / "q.answers.jsonl"
   first = whole.index("\n") + 1
-  # Within a line; within the second, so that the first is whole; within it.
+  # Cuts within the first or second line.
   for size in (len(whole) // 2, first + 9, first, 30, 0):
     path.write_text(whole[:size])
     flags = (f"--questions={tmp_path}/q.jsonl", f"--out={tmp_path}")
@@ -216,7 +214,7 @@ def test_more_samples_leave_the_first_as_they_were(run, answered, tmp_path):
   path = tmp_path / "q.answers.jsonl"
   whole = rows_of(folder / "q.answers.jsonl")
   assert rows_of(path) == [row for row in whole if row["sample"] < 3]
-  assert answer(run, *flags, "--samples=2", "--limit=3") == 0  # Of these.
+  assert answer(run, *flags, "--samples=2", "--limit=3") == 0  # A subset.
   result = workdir_lib.read_json(path.with_suffix(".json"))
   rights = [row["right"] for row in whole]
   of_two = [rights[4 * q + s] for q in range(3) for s in range(2)]
@@ -240,7 +238,7 @@ def test_drafts_change_no_answer(run, answered, tmp_path, capsys):
 
 @pytest.mark.long
 def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
-  """With as many as the text the answers are those without."""
+  """As many tokens as the text: the same answers as without the limit."""
   _, questions = answered
   flags = (questions, f"--out={tmp_path}", "--temperature=0")
   for more in ((), ("--prefill_loops=1",), ("--prefill_loops=2",)):
@@ -254,7 +252,7 @@ def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
   assert facts["prefill_loops"] == 1
 
 
-# Another value of every flag; without one an answer does not depend on it.
+# Another value of every flag; answers do not depend on flags without one.
 OTHER = {
   "hub": "there", "dtype": "float32", "checkpoint": 3, "num_loops": 3,
   "exit_rule": "kl", "exit_kept": "state", "cache_kind": "mean",
@@ -270,7 +268,7 @@ OTHER = {
 def test_an_answer_is_of_all_flags_that_change_it(
   tmp_path, monkeypatch, capsys
 ):
-  """What is written first in its file, whatever else the command is given."""
+  """The first line of its file, for any other flags."""
   with pytest.raises(SystemExit):
     entry.main(["--help"])
   flags = {*re.findall(r"--([a-z_]+)", capsys.readouterr().out)} - {"help"}
@@ -304,7 +302,7 @@ def test_an_answer_is_of_all_flags_that_change_it(
 
   before = facts(files[0])
   assert facts(files[1]) != before != facts(files[2])
-  assert facts(files[0], run="elsewhere") == before  # A run that was moved.
+  assert facts(files[0], run="elsewhere") == before  # A moved run.
   for name, value in OTHER.items():
     flag = f"--{name}={value}" if value != "" else f"--{name}"
     if value is not None:
@@ -322,11 +320,11 @@ def test_answers_of_other_settings_are_not_mixed(
   assert answer(run, *flags, "--top_k=3") == 2
   said = capsys.readouterr().err
   assert "other settings: sampling=" in said and "'top_k': 3" in said
-  other = shutil.copytree(run, tmp_path / "b")  # As trained, to the byte.
+  other = shutil.copytree(run, tmp_path / "b")  # Byte-identical.
   assert answer(other, *flags) == 2
   assert "other settings: workdir=" in capsys.readouterr().err
   assert (folder / "q.answers.jsonl").read_text() == before
-  # Flags that name the file have one of their own.
+  # Flags in the file's name have a separate file.
   assert answer(run, *flags, "--cache_kind=last_loop") == 0
   name = "q,cache_kind=last_loop.answers.jsonl"
   assert rows_of(folder / name) != rows_of(folder / "q.answers.jsonl")
@@ -375,7 +373,7 @@ def test_mistakes_are_one_line(flags, said, run, tmp_path, refusal):
   out = f"--out={tmp_path}/out"
   arguments = [str(run), questions, out, *flags]
   assert said in refusal(entry.main, arguments, said=True)
-  # The right flags can be given next: those of a mistake are not kept.
+  # Correct flags work next: flags of a failed command are not stored.
   assert not any(path.read_text() for path in tmp_path.glob("out/*"))
 
 

@@ -1,4 +1,4 @@
-"""Scores of a task from log-likelihoods, by hand, and of a uniform model."""
+"""Scores of a task from log-likelihoods, by hand and for a uniform model."""
 
 import math
 
@@ -25,7 +25,7 @@ def score_of(*log_probs, greedy=False):
 
 
 def test_a_model_without_a_clue_needs_eight_bits_a_byte(tmp_path):
-  """Whatever the prompt, the length, the batch or the parts it is cut into."""
+  """For any prompt, length, batch and split into windows."""
   lines = texts(12)
   lines[3]["request"]["continuation"] = " é日本" * 40  # Longer than 64 tokens.
   task = requests.read(write(tmp_path / "a.jsonl.gz", lines))
@@ -62,7 +62,7 @@ def test_variants_by_hand():
   assert summary["bits_per_byte/standard_error"] == pytest.approx(
     deviation / math.sqrt(2)
   )
-  # Of a ratio of sums: residuals by their weights.
+  # Error of a ratio of sums: weighted residuals.
   mean = summary["bits_per_byte_corpus"]
   away = bits[0] - 3 * mean, bits[1] - 10 * mean
   assert summary["bits_per_byte_corpus/standard_error"] == pytest.approx(
@@ -72,12 +72,12 @@ def test_variants_by_hand():
 
 
 def test_accuracies_by_hand():
-  """Each way to compare choices of other lengths prefers another one."""
+  """Each normalisation by length prefers a different choice."""
   texts = (" a", " a long answer", " no")
   of = [
-    score_of(-3.0),  # The most likely: -1.5 a character, -3 a token.
-    score_of(-2.5, -2.5),  # -5 / 14 a character, -2.5 a token.
-    score_of(-1.4, -1.4, -1.4),  # -4.2 / 3 a character, -1.4 a token.
+    score_of(-3.0),  # The most likely: -1.5 per character, -3 per token.
+    score_of(-2.5, -2.5),  # -5 / 14 per character, -2.5 per token.
+    score_of(-1.4, -1.4, -1.4),  # -4.2 / 3 per character, -1.4 per token.
   ]
   for gold, expected in enumerate(
     ["accuracy", "accuracy_per_char", "accuracy_per_token"]
@@ -100,7 +100,7 @@ def test_a_run_differs_from_itself_by_nothing():
 
 
 def test_the_bootstrap_is_paired():
-  """Items differ a lot, and both runs alike: the difference is certain."""
+  """Items vary a lot, but equally in both runs: the difference is certain."""
   generator = np.random.default_rng(0)
   hard = generator.normal(2, 1, 400)
   noise = generator.normal(0, 0.1, 400)
@@ -116,12 +116,12 @@ def test_the_bootstrap_is_paired():
   assert corpus["difference"] == pytest.approx(
     np.average(noise, weights=weights) - 0.05
   )
-  # Of a normal distribution: 1.96 standard errors on both sides.
+  # Normal distribution: 1.96 standard errors on both sides.
   half = 1.96 * np.std(noise) / 20
   assert mean["low"] == pytest.approx(mean["difference"] - half, abs=0.002)
   assert mean["high"] == pytest.approx(mean["difference"] + half, abs=0.002)
   assert mean["p"] < 0.001
-  # Other weights, other noise; without pairs it would be 0.1 and more.
+  # Different weights and noise; an unpaired test would give 0.1 and more.
   assert corpus["high"] - corpus["low"] < 0.04
 
 

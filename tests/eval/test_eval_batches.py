@@ -33,7 +33,7 @@ def test_a_long_continuation_is_scored_in_parts(context, continuation):
   )
   for window in found:
     assert window.num_scored < len(window.tokens) <= 9
-    # As much text before it as fits.
+    # As much preceding text as fits.
     first = window.tokens[0]
     assert first == 0 or len(window.tokens) == 9
     assert window.num_scored <= 4
@@ -53,7 +53,7 @@ def test_every_window_is_in_one_batch_that_holds_it():
 @pytest.mark.parametrize("num", [60, 500, 5000])
 @pytest.mark.parametrize("batch_tokens", [2048, 8192])
 def test_little_is_padding_and_few_programs_are_compiled(num, batch_tokens):
-  """Lengths as of questions: most are near one length, some far above it."""
+  """Lengths like those of questions: most similar, some much longer."""
   generator = np.random.default_rng(0)
   lengths = 20 + generator.lognormal(np.log(120), 0.6, num).astype(int)
   planned = batches.plan(lengths.tolist(), 2048, batch_tokens)

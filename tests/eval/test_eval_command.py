@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-  """Two untrained runs that differ in their seed."""
+  """Two untrained runs with different seeds."""
   folder = tmp_path_factory.mktemp("runs")
   return [make_run(folder / name, run__seed=i) for i, name in enumerate("ab")]
 
@@ -155,8 +155,8 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
     [], "", None, None, 0, False, None, 0.0, None, "int8", None, 1
   )
   assert command._file_name("a", options) == "a,exit_threshold=0.0,weights=int8"
-  # Scores of other settings have a file of their own; a task without examples
-  # has another name, and the others change no score.
+  # Other settings have their own file; a zero-shot task has another name, and
+  # other flags change no score.
   other = {
     "limit": 3, "num_loops": 3, "exit_threshold": 0.5, "checkpoint": 3,
     "weights": "int4", "bos": "none",
@@ -173,7 +173,7 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
 def test_results_are_written_before_they_are_printed(
   runs, folder, tmp_path, monkeypatch
 ):
-  """Also those of the second run, if nobody reads what is printed."""
+  """Including the second run's, even if standard output is closed."""
   copies = [
     shutil.copytree(run, tmp_path / run.name, ignore=lambda *_: ["eval"])
     for run in runs
@@ -193,7 +193,7 @@ def test_results_are_written_before_they_are_printed(
 
 
 def test_what_cannot_be_written_is_one_line(runs, folder, tmp_path, capsys):
-  """Before anything is scored."""
+  """Fails before scoring."""
   run = shutil.copytree(runs[0], tmp_path / "run")
   shutil.rmtree(run / "eval", ignore_errors=True)
   (run / "eval").write_text("no directory")

@@ -101,7 +101,7 @@ def test_a_whole_text_is_scored_by_windows(model, run):
   scores = scorer(
     [ScoringRequest(tokens[a - 1 : a], tokens[a:b]) for a, b in windows]
   )
-  # What is left is read after as much text as fits.
+  # The rest is scored after as much text as fits.
   rest = len(tokens) - 1 - 2 * LENGTH
   (last,) = scorer(
     [ScoringRequest(tokens[-LENGTH - 1 : -rest], tokens[-rest:])]
@@ -140,7 +140,7 @@ def test_a_mistake_in_the_arguments(harness, run):
 
 
 def test_texts_begin_with_nothing_if_asked(harness, run):
-  """The harness makes None of bos=none."""
+  """The harness converts bos=none to None."""
   from lm_eval import utils
 
   for words, says in (

@@ -1,4 +1,4 @@
-"""Request files, and what may be wrong with them."""
+"""Request files, and errors in them."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ def test_questions_with_their_choices(tmp_path):
   task = requests.read(path)
   assert task.name == "sums"
   assert task.facts["num_fewshot"] == 1 and task.facts["limit"] == 0
-  # The unconditional requests, from 1,000,000 on, are no questions.
+  # Unconditional requests, from 1,000,000 on, are not questions.
   assert [item.doc_id for item in task.items] == [0, 1, 2, 3, 4]
   item = task.items[4]
   assert item.continuations == (" 20", " 4", " 4 to the power 4")
@@ -30,7 +30,7 @@ def test_an_answer_without_choices(tmp_path):
   task = requests.read(write(tmp_path / "a.jsonl.gz", texts(3)), limit=2)
   assert len(task.items) == 2 and task.facts["limit"] == 2
   assert (task.items[1].gold, task.items[1].is_choice) == (0, False)
-  assert task.facts["num_fewshot"] is None  # Nothing says it.
+  assert task.facts["num_fewshot"] is None  # Unknown.
 
 
 def test_without_the_examples(tmp_path):
@@ -40,7 +40,7 @@ def test_without_the_examples(tmp_path):
   assert task.name == "sums_0shot_local" and task.facts["num_fewshot"] == 0
   path = write(tmp_path / "b.jsonl.gz", texts(2))
   task = requests.read(path, zero_shot=True)
-  assert task.name == "b"  # There were none.
+  assert task.name == "b"  # No examples to remove.
   assert task == requests.read(path)
 
 
@@ -121,7 +121,7 @@ def test_a_question_that_its_prompt_does_not_end_with(tmp_path):
 
 
 def test_lines_end_where_those_of_json_do(tmp_path, monkeypatch):
-  """A string may contain what ends a line elsewhere; empty lines are none."""
+  """Strings may contain other line separators; empty lines are ignored."""
   monkeypatch.setattr(tasks, "_documents", lambda documents: documents)
   there = [{"text": "a\u2028b\x85c"}, {"text": "d"}]
   lines = [json.dumps(one, ensure_ascii=False) for one in there]

@@ -1,4 +1,4 @@
-"""The scorer against one request at a time, written out with all logits."""
+"""The scorer against one request at a time, computed from all logits."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ REQUESTS = [
 
 
 def log_probs_of(language_model, tokens):
-  """log softmax of all logits, f32 [tokens, V], of a row of this length."""
+  """log softmax of all logits, f32 [tokens, V], for a row of this length."""
   inputs = jnp.asarray([tokens], jnp.int32)
   logits = logits_fn(language_model.graphdef, **language_model.call)(
     language_model.params, inputs
@@ -38,8 +38,8 @@ def log_probs_of(language_model, tokens):
 def written_out(language_model, request, exact=False):
   """Log-probabilities of a continuation and argmax, from all logits.
 
-  With `exact` nothing follows the text; else something does, so that one
-  program is compiled.
+  With `exact` the row ends with the text; otherwise it is padded to use one
+  program.
   """
   tokens = np.concatenate(request)
   num = len(request.continuation)
@@ -58,11 +58,11 @@ def test_scores_are_those_of_all_logits():
     np.testing.assert_array_equal(score.greedy, greedy)
     assert score.log_likelihood == pytest.approx(log_probs.sum(), abs=1e-4)
     assert score.is_greedy == greedy.all()
-  # The model must tell tokens apart, or any gather would do.
+  # The model must distinguish tokens, or any gather would pass.
   assert np.std(np.concatenate([s.log_probs for s in scores])) > 1
 
 
-# The text task refuses sleep, whose fast weights cross documents.
+# The text task rejects sleep, whose fast weights cross documents.
 @crossing("family", by_size(["adaptive", "disco", "ponderlm", "transformer"]))
 def test_padding_changes_nothing_in_any_family(family):
   language_model = language_model_of(family)
@@ -88,7 +88,7 @@ def test_neither_order_nor_batch_matter():
 
 
 def test_a_greedy_continuation_is_one():
-  """Text that the model itself would write."""
+  """Greedy text of the model."""
   language_model = language_model_of()
   tokens = [256, *TEXT[:8].encode()]
   for _ in range(4):
@@ -118,7 +118,7 @@ def test_a_context_that_is_too_long_loses_its_beginning():
   expected = log_probs[np.arange(6), tokens[-6:]]
   (score,) = Scorer(language_model)([long])
   np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
-  # Of 147 tokens, the end of the document before among them.
+  # 147 tokens, including the previous document's end token.
   assert (score.num_cut, score.num_parts) == (147 - LENGTH - 1, 1)
 
 
@@ -130,7 +130,7 @@ def test_a_continuation_longer_than_the_context_is_scored_in_parts():
   assert (score.num_cut, score.num_parts) == (0, 3)
   tokens = np.concatenate(request)
   expected = []
-  # 24 tokens of it at a time, after what fits before them.
+  # 24 tokens at a time, after as much text as fits.
   for first, last in ((5, 29), (29, 53), (53, 65)):
     row = tokens[max(0, last - 1 - LENGTH) : last]
     rows = log_probs_of(language_model, row[:-1])[first - last :]
@@ -174,6 +174,6 @@ def test_likelihoods_that_are_all_the_same_are_no_scores():
   request = ScoringRequest(begun("A"), ids(" same"))
   with pytest.raises(UserError, match="runs/uniform: .* all 2 .* are -27.72"):
     scorer([request, ScoringRequest(begun("B"), ids(" same"))])
-  # One request, or one that is asked again, is no evidence of that.
+  # One request, or a repeated one, is not evidence.
   assert len(scorer([request])) == 1
   assert len(scorer([request, request])) == 2

@@ -1,7 +1,7 @@
-"""Faults that are inflicted on real runs, in processes of their own.
+"""Faults injected into real runs, in separate processes.
 
-Every drill takes an empty directory, raises AssertionError if the promise does
-not hold, and returns one line that says what was done. The tests run them
+Every drill takes an empty directory, raises AssertionError if a guarantee does
+not hold, and returns one line that describes the drill. The tests run them
 briefly; `benchmarks/fault_drill.py` at length.
 """
 
@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Small and long enough to be hit at many places; every part takes part.
+# Small, long enough to be interrupted at many places, and with every feature.
 CONFIG = (
   "--config=configs/sudoku_utm.py:smoke,run.num_steps=240,run.log_every=10,"
   "run.checkpoint_every=20,run.keep_best=1,eval.every=40,eval.num_examples=64,"
@@ -36,7 +36,7 @@ _started: list[subprocess.Popen] = []
 
 
 def environment(num_devices: int = 1) -> dict[str, str]:
-  """Of a run on virtual CPU devices."""
+  """Environment of a run on virtual CPU devices."""
   cache = os.environ.get(
     "JAX_COMPILATION_CACHE_DIR",
     str(pathlib.Path(tempfile.gettempdir()) / "loopjax-test-compilation"),
@@ -52,7 +52,7 @@ def environment(num_devices: int = 1) -> dict[str, str]:
 def start(
   workdir: pathlib.Path, *arguments: str, config: str = CONFIG, devices: int = 1
 ) -> subprocess.Popen:
-  """Starts `loopjax.main`; what it says goes to a pipe."""
+  """Starts `loopjax.main`; its output goes to a pipe."""
   command = [sys.executable, "-m", "loopjax.main", config]
   process = subprocess.Popen(
     [*command, f"--workdir={workdir}", *arguments],
@@ -67,7 +67,7 @@ def start(
 
 
 def end_all() -> None:
-  """Kills what a drill that failed has left running."""
+  """Kills the processes of a failed drill."""
   while _started:
     with _started.pop() as process:
       process.kill()
@@ -76,7 +76,7 @@ def end_all() -> None:
 def run(
   workdir: pathlib.Path, *arguments: str, status: int = 0, **options
 ) -> str:
-  """Runs to the end and returns what it said."""
+  """Runs to the end and returns the output."""
   process = start(workdir, *arguments, **options)
   said = process.communicate()[0]
   assert process.returncode == status, (process.returncode, said[-3000:])
@@ -86,7 +86,7 @@ def run(
 def start_group(
   workdir: pathlib.Path, count: int, *arguments: str, **options
 ) -> list[subprocess.Popen]:
-  """Starts the processes of one run on loopback."""
+  """Starts the processes of one run on the loopback interface."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -188,7 +188,7 @@ def sigkill(
     process.communicate()
     done += 1
     if (workdir / "summary.json").exists():
-      # Finished before the signal: begin again, so that kills go on hitting.
+      # Finished before the signal: begin again, to continue killing.
       assert_same_run(workdir, never_killed)
       shutil.rmtree(workdir)
   run(workdir)
@@ -250,7 +250,7 @@ def empty(step: pathlib.Path, seed: int = 0) -> None:
 
 
 def edit_record(step: pathlib.Path, seed: int) -> None:
-  """Changes the number of batches that the checkpoint says it consumed."""
+  """Changes the checkpoint's number of consumed batches."""
   del seed
   path = step / "meta" / "metadata"
   text = path.read_text()
@@ -264,7 +264,7 @@ DAMAGES = (truncate, flip, empty, remove_file, edit_record)
 def damage(
   tmp: pathlib.Path, never_killed: pathlib.Path, how, seed: int
 ) -> str:
-  """The newest checkpoint is damaged; the run falls back and says so."""
+  """The newest checkpoint is damaged; the run falls back and reports it."""
   workdir = tmp / f"damaged-{how.__name__}-{seed}"
   shutil.copytree(never_killed, workdir)
   (workdir / "summary.json").unlink()
@@ -275,13 +275,13 @@ def damage(
   if line:
     assert f"checkpoint {newest} is skipped" in line[0]
     assert [p.name for p in (workdir / "damaged").iterdir()] == [f"{newest}.0"]
-  # Otherwise nothing depended on it, and what was loaded is still right.
+  # Otherwise the bit was unused, and the loaded state is still correct.
   assert_same_run(workdir, never_killed)
   return line[0] if line else "nothing depended on it; loaded right"
 
 
 def damage_all(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
-  """No checkpoint is intact: refused, and not begun from the start."""
+  """No checkpoint is intact: refused, and not restarted from scratch."""
   workdir = tmp / "damaged-all"
   shutil.copytree(never_killed, workdir)
   (workdir / "summary.json").unlink()
@@ -296,7 +296,7 @@ def damage_all(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def small_disk(directory: pathlib.Path, kibibytes: int) -> Iterator[None]:
-  """A file system of its own; raises OSError where one may not be mounted."""
+  """A separate file system; raises OSError if mounting is not allowed."""
   directory.mkdir(parents=True)
   mounted = subprocess.run(
     ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", directory],
@@ -312,7 +312,7 @@ def small_disk(directory: pathlib.Path, kibibytes: int) -> Iterator[None]:
 
 
 def disk_full(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
-  """The disk fills up during a save; with room again the run goes on."""
+  """The disk fills up during a save; with free space again the run resumes."""
   disk = tmp / "disk"
   with small_disk(disk, 16 * 1024):
     workdir = disk / "run"
@@ -322,7 +322,7 @@ def disk_full(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
       (disk / "ballast").write_bytes(bytes(64 * 2**20))
     said = process.communicate()[0]
     assert process.returncode == 2, said[-3000:]
-    # It may come in the middle of a line that another thread prints.
+    # It may appear within a line printed by another thread.
     assert said.count("error: ") == 1 and "Traceback" not in said, said[-3000:]
     (disk / "ballast").unlink()
     assert checkpoints(workdir)
@@ -332,7 +332,7 @@ def disk_full(tmp: pathlib.Path, never_killed: pathlib.Path) -> str:
 
 
 def read_only(tmp: pathlib.Path) -> str:
-  """A directory that cannot be written, here because a file is in its place."""
+  """A directory that cannot be created, because a file is in its place."""
   (tmp / "file").write_text("")
   said = run(tmp / "file" / "run", status=2)
   (line,) = [x for x in said.splitlines() if x.startswith("error: ")]
@@ -357,7 +357,7 @@ def second_run(tmp: pathlib.Path) -> str:
 def processes(
   tmp: pathlib.Path, never_killed: pathlib.Path, count: int, then: int
 ) -> str:
-  """Several processes; one dies; another number of them goes on."""
+  """Several processes; one dies; another number of processes resumes."""
   workdir = tmp / f"group-{count}-{then}"
   group = start_group(workdir, count)
   wait_for(group[0], lambda: len(checkpoints(workdir)) >= 2)
@@ -367,7 +367,7 @@ def processes(
   said = finish(group[:-1], {5, -signal.SIGABRT})
   seconds = time.monotonic() - began
   assert seconds < 60, seconds
-  # The first words are ours, of JAX's service, or of the transport below it.
+  # The first words come from us, from JAX's service or from its transport.
   words = ("another process", "coordination", "gloo")
   for text in said:
     assert any(word in text for word in words), text
@@ -397,7 +397,7 @@ def group_sigterm(
 
 
 def assert_close_run(workdir: pathlib.Path, other: pathlib.Path) -> None:
-  """The same rows, equal up to the order of additions."""
+  """The same rows up to the order of additions."""
   got, expected = rows(workdir), rows(other)
   assert [(r["step"], r["split"]) for r in got] == [
     (r["step"], r["split"]) for r in expected

@@ -1,12 +1,12 @@
-"""Faults inflicted on real runs; `benchmarks/fault_drill.py` has more of them.
+"""Faults injected into real runs; `benchmarks/fault_drill.py` has more.
 
-`.ci/run` runs them, `pytest -m manual` those that take minutes.
+`.ci/run` runs these tests, `pytest -m manual` the ones that take minutes.
 """
 
 import drills
 import pytest
 
-# Each starts several processes, which compile on two cores that others use.
+# Each starts several processes, which compile on two shared cores.
 pytestmark = [pytest.mark.timeout(580), pytest.mark.long]
 
 
@@ -18,7 +18,7 @@ def _nothing_goes_on():
 
 @pytest.fixture(scope="module")
 def never_killed(tmp_path_factory):
-  """A run that nothing happened to."""
+  """An undisturbed run."""
   workdir = tmp_path_factory.mktemp("reference") / "run"
   drills.run(workdir)
   assert drills.summary(workdir)["status"] == "completed"
@@ -35,7 +35,7 @@ def test_killed_twenty_times(tmp_path, never_killed):
   assert "bit-identical" in said
 
 
-@pytest.mark.manual  # tests/run/test_preemption.py stops runs at every place.
+@pytest.mark.manual  # tests/run/test_preemption.py stops runs everywhere.
 def test_asked_to_stop(tmp_path, never_killed):
   assert "status 4" in drills.sigterm(tmp_path, never_killed)
 

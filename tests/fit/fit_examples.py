@@ -1,4 +1,4 @@
-"""Programs as text, small enough to be counted by hand."""
+"""Programs as text, small enough to count by hand."""
 
 # Two steps of an outer loop around three of an inner one, as XLA prints loops
 # for CPUs and GPUs.
@@ -96,8 +96,8 @@ ENTRY %main (x.2: f32[8]) -> f32[8] {{
 
 
 # One all-gather that libtpu spreads over a chain of three fusions, a
-# reduce-scatter in its way of writing, and an asynchronous call. The channels
-# need not differ.
+# reduce-scatter in its notation, and an asynchronous call. Channels may be
+# equal.
 FUSED = """\
 HloModule fused
 

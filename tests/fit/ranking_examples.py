@@ -1,8 +1,8 @@
-"""Programs whose kernels are counted by hand, as compilers print them."""
+"""Compilers' text of programs whose kernels are counted by hand."""
 
 # A loop of three for a GPU: a slice of a stack of weights, rounded; cuBLAS; and
-# a row of a stack that is written in place. Before it cuDNN's attention and its
-# backward pass, and an all-gather beside other work.
+# an in-place write of a row of a stack. Before it, cuDNN's attention and its
+# backward pass, and an all-gather that overlaps other work.
 GPU = """\
 HloModule gpu, is_scheduled=true
 
@@ -76,9 +76,9 @@ ENTRY %main (w: f32[4,8,16], z: bf16[2,8], rows.0: bf16[4,2,16], q: bf16[1,2,32,
 }
 """  # noqa: E501
 
-# A batched product for a TPU, as a convolution whose window is the batch,
-# fused; its input comes from VMEM, to where a copy has brought it. Tiles pad
-# the result from 8 rows of 32 to 8 of 128.
+# A fused batched product for a TPU, as a convolution whose window is the batch;
+# its input was copied to VMEM. Tiles pad the result from 8 rows of 32 to 8 of
+# 128.
 TPU = """\
 HloModule tpu, is_scheduled=true
 

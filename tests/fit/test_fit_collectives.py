@@ -59,7 +59,7 @@ def test_a_real_program_as_counted_by_hand():
   def f(x):
     def outer(c, _):
       c, _ = jax.lax.scan(inner, c, None, length=3)
-      # Times the device's own part: XLA knows that a sum is everywhere.
+      # Times the device's shard: XLA knows that every device has the sum.
       gathered = jax.lax.all_gather(c * x, "x")
       return gathered[::3].max(0), None
 
@@ -74,7 +74,7 @@ def test_a_real_program_as_counted_by_hand():
     (8 * 4, 16), jnp.float32, sharding=NamedSharding(mesh, P("x"))
   )
   got = traffic(jax.jit(sharded).lower(x).compile().as_text())
-  one = 4 * 16 * 4  # Bytes of a device's part.
+  one = 4 * 16 * 4  # Bytes of a device's shard.
   assert got.executions == {
     "all-reduce": 15,
     "all-gather": 5,

@@ -1,4 +1,4 @@
-"""How many texts fit a machine."""
+"""How many texts fit on a machine."""
 
 import pytest
 from tests_support import load_config, smoke
@@ -12,7 +12,7 @@ LENGTH = 64
 
 
 def machine(kib):
-  """A CPU with so much memory, whose programs are compiled quickly."""
+  """A CPU with this much memory, whose programs compile quickly."""
   of_cpu = topology.machine(topology.parse("cpu:1"), kib / 2**20)
   return of_cpu._replace(compiler_options={"xla_backend_optimization_level": 0})
 
@@ -65,7 +65,7 @@ def test_prompts_are_read_in_whole_chunks_of_melt(monkeypatch):
     load_config("lm_melt", "smoke,model.prefill_chunk=48")
   )
   model = generation.model_of(melt, machine(1), "float32")
-  # Of 256 tokens at least, if a text has as many.
+  # At least 256 tokens, if texts are that long.
   for max_tokens, length in ((512, 6 * 48), (100, 100)):
     with pytest.raises(Called) as called:
       generation.measured(model, machine(1), 1, max_tokens)

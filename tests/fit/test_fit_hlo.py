@@ -37,7 +37,7 @@ def loop_of(text):
     ("f32[<=8,2]{1,0}", 64, 64),
     # A TPU's tiles: 97 -> 104 rows, 1365 -> 1408 lanes.
     ("bf16[2,97,1365]{2,1,0:T(8,128)(2,1)}", 529620, 2 * 104 * 1408 * 2),
-    # The rows of the tile are the second dimension of the layout's order.
+    # The tile's rows are the second dimension in the layout's order.
     ("f32[5,8,64,97]{2,3,1,0:T(8,128)}", 993280, 5 * 8 * 104 * 128 * 4),
     ("f32[]{:T(128)}", 4, 512),
     ("f32[6]{0:T(8,128)}", 24, 8 * 128 * 4),

@@ -9,7 +9,7 @@ import pytest
 from tests_support import ROOT
 
 SMOKE = "--config=configs/sudoku_utm.py:smoke"
-# Small, quick to compile, and with microbatches as the only way to save.
+# Small, quick to compile, and only microbatches save memory.
 STEP = (
   SMOKE,
   "--config.model.norm=rmsnorm",
@@ -24,7 +24,7 @@ STEP = (
 
 
 def run(*arguments):
-  """In a process of its own, which has other devices."""
+  """In a separate process, which has other devices."""
   return subprocess.run(
     [sys.executable, "-m", "loopjax.fit", *arguments],
     cwd=ROOT,
@@ -57,7 +57,7 @@ def test_the_report(too_small):
   arguments, temporaries, outputs, program, peak, available = section(
     report, "memory per chip"
   )
-  # Float32; the optimizer keeps two moments. Steps of 2 boards of 36 cells in
+  # Float32; the optimizer has two moments. Steps of 2 boards of 36 cells in
   # three arrays.
   assert "parameters 13.53 KiB, EMA 13.53 KiB, optimizer 27.07" in arguments
   assert f"batch {5 * 2 * 3 * 36 * 4 / 1024:.2f} KiB" in arguments
@@ -94,5 +94,5 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
   for key in ("launches", "bytes"):
     total = sum(part[key] for part in parts)
     assert total == pytest.approx(record["total"][key])
-  # What the model needs, and recomputation.
+  # The model's operations, and recomputation.
   assert sum(record["total"]["flops"].values()) > record["model_flops"]

@@ -1,4 +1,4 @@
-"""What is measured, and machines that are not here."""
+"""Measurements, and absent machines."""
 
 import math
 import os
@@ -118,7 +118,7 @@ def test_machines_that_are_not_here(package, name, kind):
   assert done.returncode == 0, done.stderr
   assert done.stderr == ""
   assert kind in done.stdout
-  # The gradients are summed over the chips once a step.
+  # The gradients are summed over the chips once per step.
   (reduced,) = (x for x in done.stdout.splitlines() if "all-reduce" in x)
   size = float(reduced.split(" x ")[1].split()[0])
   assert "KiB" in reduced and math.isclose(size, 13.27, abs_tol=0.1)

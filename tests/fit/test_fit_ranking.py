@@ -1,4 +1,4 @@
-"""Kernels, bytes, products and least times, against counts by hand."""
+"""Kernels, bytes, products and minimum times, against counts by hand."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from loopjax.fit import ranking, ranking_report
 from loopjax.fit.counts import hlo, traffic
 from loopjax.fit.ranking import PARTS, REST
 
-# Of the GPU's program, by line or operation: launches, bytes, operations.
+# The GPU program's launches, bytes and operations, by line or operation.
 SLICE = (3, 3 * (8 * 16 * 4 + 4 + 8 * 16 * 2), 0)
 MATMUL = (3, 3 * (2 * 8 + 8 * 16 + 2 * 16) * 2, 3 * 2 * 2 * 8 * 16)
 PUT = (3, 3 * (4 + 2 * (2 * 16 * 2)), 0)
@@ -147,7 +147,7 @@ def test_products_in_loops_of_a_real_program(precision, dtype, expected):
   widened = {"tf32"} if dtype == jnp.bfloat16 else {expected}
   assert got.total.flops.keys() <= {expected} | widened
   assert sum(got.total.flops.values()) == flops
-  # At least every product, and what it reads and writes once.
+  # At least every product, with its operands and results once.
   assert got.total.launches >= 5
   assert got.total.num_bytes >= 5 * (2 * 24 + 16) * 16 * dtype.dtype.itemsize
   assert got.total.seconds == 0.0

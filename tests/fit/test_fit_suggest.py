@@ -1,4 +1,4 @@
-"""Which changes are tried, in which order, and which is suggested."""
+"""The changes tried, their order, and the suggestion."""
 
 import pytest
 from tests_support import smoke
@@ -12,7 +12,7 @@ MESH = {"data": 4, "fsdp": 1, "tensor": 1}
 
 
 class Attempts:
-  """Stands for the compiler: what needs more than `available` does not fit."""
+  """Replaces the compiler: programs must need at most `available`."""
 
   def __init__(self, needs, available, impossible=()):
     self.needs, self.available = needs, available

@@ -11,7 +11,7 @@ LINE = "test_fit_values.py"
 
 
 def test_what_a_loop_keeps_for_the_backward_pass_is_largest():
-  """One [32, 64] array a step, kept by five steps of a scan."""
+  """One [32, 64] array per step, stored by five steps of a scan."""
 
   def f(w, x):
     def step(c, _):
@@ -44,7 +44,7 @@ def test_values_of_hand_written_text():
   assert values.largest(hlo.parse(fit_examples.NESTED), 2) == got[:2]
 
 
-# A TPU's loop: its buffer is allocated outside and gets a row a step.
+# A TPU's loop: its buffer is allocated outside and gets a row per step.
 STACKED = """\
 HloModule stacked
 
@@ -90,9 +90,9 @@ def test_a_stack_is_one_value_named_by_its_rows():
   rows = {(v.array, v.origin, v.stacked): v.num_bytes for v in got}
   assert rows == {
     ("f32[18,100]", origin, True): 24 * 128 * 4,
-    # Read from the loop's result, it is still those rows.
+    # The loop's result still consists of those rows.
     ("f32[100,18]", origin, True): 100 * 18 * 4,
-    # No row is written into this one: it counts by itself.
+    # No row is written into this value: it counts by itself.
     ("f32[7,100]", "other", False): 8 * 128 * 4,
     ("f32[100]", "x", False): 2048,
     ("pred[]", "less", False): 1,

@@ -1,4 +1,4 @@
-"""Tiny models that write, and what they should write, from full forwards."""
+"""Tiny models, and their expected texts from full forward passes."""
 
 import functools
 
@@ -40,13 +40,13 @@ SMALL = {
 }  # fmt: skip
 # Tiny programs take longer to compile than to run.
 FAST = {"xla_backend_optimization_level": 0}
-# Prompts of several lengths: in one part, in two, and of one token.
+# Prompts of several lengths: in one chunk, in two, and of one token.
 PROMPTS = ((3, 1, 4, 1, 5), (9,), tuple(range(20)), (2, 7, 1, 8, 2, 8, 1))
 
 
 @functools.cache
 def model_of(name, **changes):
-  """(family, graphdef, parameters), whose predictions are not all alike."""
+  """(family, graphdef, parameters) with varied predictions."""
   family = MODELS[name]
   config = family.Config(**{**SMALL[name], **changes})
 
@@ -74,9 +74,9 @@ def _shared(name, changes, options):
 
 
 def shared(name, *, changes=None, **options):
-  """An idle engine that tests share, so that its programs are compiled once.
+  """An idle engine shared by tests, whose programs are compiled once.
 
-  What it wrote before leaves no trace: tests of that make engines of their own.
+  Earlier texts must have no effect; tests of that create their own engines.
   """
   key = name, tuple((changes or {}).items()), tuple(options.items())
   if not _shared(*key).idle:  # A test has failed.

@@ -1,4 +1,4 @@
-"""Chat templates, which are programs of others."""
+"""Chat templates, which are third-party programs."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_the_last_message_is_continued(tmp_path):
   ("{{ messages[0].content.missing.more }}", "has no attribute 'missing'"),
   ("{{ raise_exception('no\n tools') }}", "chat template: no tools"),
   ("{{ 1 / 0 }}", "division by zero"),
-  # Out of the sandbox, or altering what it was given.
+  # Escapes from the sandbox, or changes to arguments.
   ("{{ ''.__class__.__mro__ }}", "'__class__' of 'str' object is unsafe"),
   ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
 ])  # fmt: skip

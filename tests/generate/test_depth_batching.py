@@ -1,4 +1,4 @@
-"""Batches whose rows are in different loops: each writes what it does alone."""
+"""Batches whose rows are in different loops: texts are as without batches."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from loopjax.generate.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
 LOOPS = 3
-# Greedy and sampled; all loops, fewer, and exits of each row's own.
+# Greedy and sampled; all loops, fewer loops, and exits per row.
 MIXED = [
   GenerationRequest(PROMPTS[0], 13, Sampling(seed=7), exit_threshold=0.6),
   GenerationRequest(PROMPTS[1], 14, GREEDY, num_loops=1),
@@ -26,12 +26,12 @@ OF_MELT = [dataclasses.replace(one, num_loops=0) for one in MIXED]
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-  """All that write together write by depth, whatever it saves."""
+  """All decoding is by depth, whether it saves time or not."""
   monkeypatch.setattr(sizes, "_SHARE_BY_DEPTH", 2.0)
 
 
 def spied(engine, calls):
-  """The engine; `calls` gets (rows, depth, what was generated) of each call."""
+  """The engine; `calls` gets (rows, depth, generated tokens) of each call."""
   decode = engine._programs.decode
 
   def spy(params, state, rows, **options):
@@ -65,7 +65,7 @@ def alike(text, other):
   ("melt", {"changes": {"exit_gate": "unused", "num_loops": 3}}),
 ], ids=str)  # fmt: skip
 def test_a_text_by_depth_is_what_it_is_alone(name, options):
-  """In slots that change hands, and where the rest is written in lockstep."""
+  """In reused slots, and with the rest decoded in lockstep."""
   asked, calls = MIXED if name == "looped" else OF_MELT, []
   engine = spied(engine_of(name, num_slots=3, **options), calls)
   found = engine.generate([*asked, *reversed(asked)])
@@ -98,17 +98,17 @@ def test_no_row_waits_for_another():
     for each in generated.valid[:ran]:
       for slot, valid in zip(rows, each, strict=True):
         passes[slot].append(valid)
-  # Slots are given out from the first; all rows advance in every pass.
+  # Slots are assigned from the first; all rows advance in every pass.
   for num, row in zip(loops, passes, strict=True):
     at = np.flatnonzero(row)
     assert at[0] == num - 1 and set(np.diff(at)) == {num}
-  # A call is as many passes as its tokens could take, and the first ends when a
-  # row has twice as many.
+  # A call has as many passes as its tokens could need, and the first call ends
+  # when a row has twice as many.
   assert np.any(calls[0][2].valid, axis=1).sum() == 8
 
 
 def test_a_slot_begins_with_the_first_loop_of_its_text():
-  """Not where a text was, within a token, when its client went away."""
+  """Not affected by a text that was cancelled within a token."""
   asked = [
     GenerationRequest(prompt, 12, GREEDY, num_loops=loops)
     for prompt, loops in zip(PROMPTS[:2] * 2, (2, 3, 1), strict=False)
@@ -120,7 +120,7 @@ def test_a_slot_begins_with_the_first_loop_of_its_text():
     within = np.asarray(engine._state.slots.progress.state.loops)
     if within.any():
       break
-  assert within[1]  # The one with three loops.
+  assert within[1]  # The row with three loops.
   engine.cancel(numbers[1])
   last = engine.add(asked[1])
   text = []
@@ -152,7 +152,7 @@ def test_a_token_that_lockstep_ends_is_not_gone_on_with(monkeypatch):
 
 
 def test_rows_wait_for_each_other_where_that_is_faster(monkeypatch):
-  """By depth they write where they leave early on average; never one alone."""
+  """By depth only if exits are early on average; never a single row."""
   monkeypatch.undo()
   assert sizes.by_depth([1, 4], 4) and sizes.by_depth([2.0] * 8, 4)
   assert not sizes.by_depth([1], 4) and not sizes.by_depth([3.2] * 8, 4)
@@ -170,12 +170,12 @@ def test_rows_wait_for_each_other_where_that_is_faster(monkeypatch):
   calls, leaving = [], dataclasses.replace(early[0], num_loops=0)
   leaving = dataclasses.replace(leaving, max_new_tokens=12, exit_threshold=0.2)
   spied(engine_of("looped", num_slots=2), calls).generate([leaving] * 2)
-  # That they leave is known when they have.
+  # Exits are known only afterwards.
   assert [depth for _, depth, _ in calls][:2] == [slots.EXITS, slots.BY_DEPTH]
 
 
 def test_others_stay_in_lockstep():
-  """Families of which a loop needs more than a state, or that have no exits."""
+  """Families whose loops need more than a state, or without exits."""
   asked = [
     GenerationRequest(prompt, 5, GREEDY, num_loops=loops)
     for prompt, loops in zip(PROMPTS[:2], (1, 3), strict=True)
@@ -184,5 +184,5 @@ def test_others_stay_in_lockstep():
   spied(engine_of("recurrent", num_slots=2), calls).generate(asked)
   assert {depth for _, depth, _ in calls} == {slots.LOOPS}
   assert not engine_of("disco").limits.by_depth
-  # All loops run, whatever is read out: there is nothing to save.
+  # All loops run anyway: nothing to save.
   assert not engine_of("looped", exit_kept="computed").limits.by_depth

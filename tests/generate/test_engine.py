@@ -1,4 +1,4 @@
-"""The engine against full forward passes, one for every token."""
+"""The engine against full forward passes, one per token."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ GREEDY = Sampling(temperature=0)
 
 @crossing("name", causal())
 def test_greedy_text_is_that_of_full_forward_passes(name):
-  """In slots that change hands: four prompts and two slots."""
+  """In reused slots: four prompts and two slots."""
   prompts = [prompt for prompt in PROMPTS if len(prompt) < 16]
   asked = [GenerationRequest(one, 6, GREEDY) for one in (*prompts, (5, 4, 3))]
   engine = engine_of(name, num_slots=2)
@@ -51,7 +51,7 @@ def test_greedy_text_is_that_of_full_forward_passes(name):
     )
 
 
-# Of all kinds, each alone in its engine and all in one.
+# Requests of all kinds, each alone in an engine and all in one.
 MIXED = [
   GenerationRequest(PROMPTS[0], 9, Sampling(seed=7)),
   GenerationRequest(PROMPTS[1], 5, GREEDY, num_loops=1),
@@ -93,7 +93,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
       [one.log_probability for one in same],
       atol=1e-5,
     )
-  # Nine tokens of the prompt and four new ones: one more than twelve places.
+  # Nine prompt tokens and four new ones: one more than twelve places.
   assert spans[:3] == [16, 24, 24]
 
 
@@ -102,7 +102,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
   ("recurrent", {"cache_kind": "continuous"}),
 ], ids=str)  # fmt: skip
 def test_few_that_are_as_long_write_together(monkeypatch, name, options):
-  """Each as alone, whether its loops are compiled one by one or not."""
+  """Each as alone, for unrolled and for scanned loops."""
   asked = [
     GenerationRequest(prompt, 7, Sampling(temperature, seed=3))
     for prompt, temperature in zip(PROMPTS, (0, 1, 0, 1), strict=True)
@@ -133,7 +133,7 @@ def test_few_that_are_as_long_write_together(monkeypatch, name, options):
 
 
 def test_short_ones_write_together_and_long_ones():
-  """Whatever their slots; never with and without drafts."""
+  """In any slots; never with and without drafts together."""
   lengths, scheduler = (9, 2, 8, 1, 3), Scheduler(5)
   for length in lengths:
     drafts = 1 if length == 3 else 0
@@ -153,7 +153,7 @@ def test_all_slots_write_together_where_weights_are_large(monkeypatch):
   assert engine_of("looped", num_slots=20).row_sizes == [1, 4, 16, 20]
   monkeypatch.undo()
   assert engine_of("looped", num_slots=20).row_sizes == [1, 4, 8]
-  # What a model that sleeps keeps has no places.
+  # The cache of a model that sleeps has no places.
   assert engine_of("sleep", num_slots=20).row_sizes == [20]
 
 
@@ -196,7 +196,7 @@ def test_in_bfloat16_tokens_are_read_out_as_they_are_scored():
 
 @pytest.mark.long
 def test_parts_of_a_prompt_are_whole_chunks():
-  """Chunks end where those of a whole row do, not at a part of 16 tokens."""
+  """Chunk boundaries are those of a whole row, not of parts of 16 tokens."""
   changes = {"chunk_size": 6}
   expected = jax.nn.log_softmax(logits_after("melt", PROMPTS[2], changes))
   ((found,),) = engine_of("melt", changes=changes).generate(
@@ -207,7 +207,7 @@ def test_parts_of_a_prompt_are_whole_chunks():
 
 
 def test_a_program_is_compiled_once_whatever_holds_the_parameters():
-  """Those of a run have the sharding of a mesh, even of one device."""
+  """A run's parameters have the sharding of a mesh, even with one device."""
   family, graphdef, params = examples.model_of("looped")
   mesh = sharding.make_mesh(sharding.Config(), jax.local_devices()[:1])
   params = jax.device_put(params, sharding.replicated(mesh))
@@ -220,7 +220,7 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
 
 @pytest.mark.long
 def test_a_warm_engine_compiles_nothing_more(monkeypatch):
-  """Whatever is asked: all lengths, together, scores, and any loops."""
+  """For any requests: all lengths, together, scores, and any loops."""
   monkeypatch.setattr(sizes, "NUM_DRAFTS", (2, 3))
   engine = engine_of("looped", num_slots=2, max_tokens=60, prompt_chunk=16)
   warm.compile_programs(engine)
@@ -247,7 +247,7 @@ def test_a_warm_engine_compiles_nothing_more(monkeypatch):
 
 
 def test_all_ways_to_write_are_compiled_of_models_that_have_them():
-  """Fewer loops, exits and drafts of every number; a plain model has none."""
+  """Fewer loops, exits and any number of drafts; plain models have none."""
 
   def ways(name, size):
     found = warm._ways(engine_of(name), size)
@@ -259,7 +259,7 @@ def test_all_ways_to_write_are_compiled_of_models_that_have_them():
 
 
 def test_programs_are_compiled_for_all_lengths():
-  """Every number of places that a call can ask for."""
+  """Every number of places that a call can need."""
   limits = engine_of("looped", max_tokens=200).limits
   asked = {limits.span(num) for num in range(1, 201)}
   assert limits.spans == sorted(asked) == [64, 96, 128, 192, 200]
@@ -271,7 +271,7 @@ def test_programs_are_compiled_for_all_lengths():
   {"cache_kind": "first_loop", "prompt_tokens": 20, "max_tokens": 32},
 ], ids=str)  # fmt: skip
 def test_a_text_is_what_it_is_alone(options):
-  """Whatever its neighbours, its slot, and who had that before."""
+  """For any neighbours, slot, and previous user of the slot."""
   together = engine_of("looped", **options)
   found = together.generate([*MIXED, *reversed(MIXED)])
   assert len({one.loops for text in found for one in text}) == 3
@@ -299,7 +299,7 @@ def test_a_text_is_what_it_is_alone(options):
   {"exit_rule": "kl"}, {"exit_rule": "stable", "cache_kind": "continuous"},
 ], ids=str)  # fmt: skip
 def test_a_text_of_recurrent_depth_is_what_it_is_alone(options):
-  """With exits by the read-out; the slots' last states are not taken over."""
+  """With exits by the read-out; earlier states of slots are not reused."""
   asked = [
     GenerationRequest(prompt, 7, GREEDY, exit_threshold=0.5)
     for prompt in PROMPTS
@@ -380,7 +380,7 @@ def test_a_cache_that_does_not_fill_ends_no_text():
 
 
 def test_cancelled_requests_leave_their_slots():
-  """Wherever they are: writing, in their prompts, or waiting."""
+  """In any state: decoding, in prefill, or waiting."""
   engine = engine_of("looped", num_slots=2)
   writing = engine.add(GenerationRequest(PROMPTS[0], 9, GREEDY))
   long = engine.add(GenerationRequest(PROMPTS[2], 3, GREEDY))

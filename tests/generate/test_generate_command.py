@@ -1,4 +1,4 @@
-"""The terminal's end: what is printed, and what is refused."""
+"""The command: output and refusals."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   assert "12 tokens in" in report
   assert "2.000 of 2 loops per token; exits: gate, threshold 1.0" in report
   assert "exited after loop 2: 100.0%" in report
-  # Keys and values of two heads of 8, of a layer in two loops, and a length.
+  # Keys and values of two heads of 8, for a layer in two loops, and a length.
   assert f"per_loop, {2 * 2 * 16 * 4 * 48 + 4:,} bytes" in report
   assert entry.main([*flags, "--exit_threshold=1e-6"]) == 0
   assert (
@@ -57,8 +57,8 @@ def test_drafts_change_the_report_alone(run, capsys):
 def test_a_file_of_prompts_becomes_a_line_a_text(
   run, tmp_path, monkeypatch, capsys
 ):
-  """In its order, over fewer slots; each text is that of its prompt alone."""
-  seconds = itertools.count()  # It begins, has a token, and ends.
+  """In its order, with fewer slots; each text is as for its prompt alone."""
+  seconds = itertools.count()  # Start, first token, end.
   clock = types.SimpleNamespace(monotonic=lambda: next(seconds))
   monkeypatch.setattr(command, "time", clock)
   steps, step = [], Engine.step

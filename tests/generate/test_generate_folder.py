@@ -1,4 +1,4 @@
-"""Downloaded folders write what transformers' models would, and chat."""
+"""Downloaded folders generate what transformers' models would, and chat."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 
 
 def test_a_published_layout_writes_what_transformers_would(tmp_path):
-  """Ouro's logits after its last loop, of Gemma 2 arranged as Ouro."""
+  """Ouro's logits after its last loop, from Gemma 2 arranged as Ouro."""
   oracle = examples.oracle("ouro")
   folder = examples.make_folder(tmp_path / "ouro")
   language_model = source.load_folder(folder, dtype="float32")
@@ -40,7 +40,7 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("once", [False, True])
 def test_loops_of_nanbeige_draft(tmp_path, once):
-  """As those of any `looped` model, with a norm after each loop or the last."""
+  """As for any `looped` model, with a norm after each loop or the last."""
   loops = {"num_loops": 3, "skip_loop_final_norm": once}
   folder = examples.make_folder(tmp_path / "hub", "nanbeige", config=loops)
   language_model = source.load_folder(folder, dtype="float32")

@@ -1,4 +1,4 @@
-"""Prompts that are read with fewer loops than their texts are written with."""
+"""Prefill with fewer loops than decoding."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from loopjax.loop import exits
 
 GREEDY = Sampling(temperature=0)
 FAMILIES = ("looped", "recurrent", "melt", "disco", "ponderlm")
-# One chunk and its last token alone; chunks of 16 tokens, and one of none.
+# One chunk and its last token alone; chunks of 16 tokens, and an empty one.
 LENGTHS = (1, 17, 19)
 new = GenerationRequest
 
@@ -43,7 +43,7 @@ def same(found, expected, exact=False):
 
 @functools.cache
 def token_by_token(name, kept):
-  """Logits after texts whose first tokens leave the loop as tokens do."""
+  """Logits after texts whose first tokens exit like generated tokens."""
   family, graphdef, params = examples.model_of(name)
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)
@@ -65,7 +65,7 @@ def token_by_token(name, kept):
 
 
 def expected_scores(name, request, tokens, kept="copy"):
-  """Log-probabilities of a text: prompt tokens but the last run m loops."""
+  """Log-probabilities of a text: prompt tokens except the last run m loops."""
   text, held = (*request.prompt, *tokens), len(request.prompt) - 1
   padded = np.zeros(examples.LENGTH, np.int32)
   padded[: len(text)] = text
@@ -80,7 +80,7 @@ def expected_scores(name, request, tokens, kept="copy"):
   ("melt", "copy"), ("disco", "copy"), ("ponderlm", "copy"),
 ])  # fmt: skip
 def test_the_prompt_leaves_what_tokens_leave_that_exit(name, kept):
-  """As token by token, the rule of early exits; its last token runs all."""
+  """As token by token with the rule of early exits; the last token runs all."""
   requests = asked(1)
   found = engine_of(name, exit_kept=kept).generate(requests)
   changed = 0.0
@@ -97,7 +97,7 @@ def test_the_prompt_leaves_what_tokens_leave_that_exit(name, kept):
 
 @crossing("name", FAMILIES)
 def test_as_many_loops_as_the_text_are_none_fewer(name):
-  """To the bit: of the engine, and of the cache when nothing is skipped."""
+  """Bitwise, of the engine, and of the cache if nothing is skipped."""
   most = examples.SMALL[name]["num_loops"]
   plain = shared(name).generate(asked(0))
   same(shared(name).generate(asked(most)), plain, exact=True)
@@ -123,7 +123,7 @@ def test_as_many_loops_as_the_text_are_none_fewer(name):
 @pytest.mark.long
 @crossing("name", FAMILIES)
 def test_a_text_is_what_it_is_alone(name):
-  """Whatever its neighbours' loops, and however long chunks are."""
+  """For any loops of its neighbours, and any chunk length."""
   requests = [*asked(1), *asked(0), *asked(0, num_loops=1)]
   together = engine_of(name, num_slots=3).generate(requests)
   parts = engine_of(name, num_slots=2, prompt_chunk=24).generate(requests)
@@ -140,13 +140,13 @@ def test_drafts_and_exits_after_such_prompts():
   same(engine.generate(asked(1, draft_loops=2)), plain)
   early = engine.generate(asked(1, exit_threshold=0.4))
   assert {one.loops for text in early for one in text[1:]} > {1}
-  assert {text[0].loops for text in early} == {3}  # As without.
+  assert {text[0].loops for text in early} == {3}  # As without early exits.
 
 
 @pytest.mark.long
 @crossing("kind", ["last_loop", "mean", "continuous"])
 def test_other_caches_take_them_too(kind):
-  """Where loops share keys there is nothing to fill in."""
+  """If loops share keys, there is nothing to fill in."""
   name = "recurrent" if kind == "continuous" else "looped"
   texts = [
     engine_of(name, cache_kind=kind).generate(asked(loops)) for loops in (1, 0)
@@ -157,7 +157,7 @@ def test_other_caches_take_them_too(kind):
 
 
 def test_prefixes_are_of_the_same_loops():
-  """And of tokens that were read alike: not of a prompt's last one."""
+  """Only of tokens processed alike, not of a prompt's last one."""
   made = engine_of("looped", max_tokens=56, num_slots=1, prefix_mib=1)
   prompt = tuple(n % 7 for n in range(40))
 

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: copied or read, the text is the same."""
+"""Prompts with a common prefix: copied or prefilled, the text is the same."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
-ONE = tuple(n % 7 for n in range(40))  # Two blocks, and half of one.
+ONE = tuple(n % 7 for n in range(40))  # Two and a half blocks.
 OTHER = (*ONE[:20], *(n % 5 for n in range(20)))  # Shares a block with it.
 OPTIONS = {"max_tokens": 56, "num_slots": 1}
 
@@ -35,7 +35,7 @@ def scores(text):
 
 @crossing("name", ["looped", "recurrent"])
 def test_a_text_after_a_copied_prompt_is_the_same_to_the_bit(name):
-  """If the rest of the prompt is read in the same parts."""
+  """If the rest of the prompt has the same chunks."""
   made, plain = engine(name), shared(name, **OPTIONS)
   for prompt, copied in ((ONE, 0), (ONE, 32), (OTHER, 16), (OTHER, 32)):
     (text, number), (expected, _) = ask(made, prompt), ask(plain, prompt)
@@ -46,7 +46,7 @@ def test_a_text_after_a_copied_prompt_is_the_same_to_the_bit(name):
 @pytest.mark.long
 @crossing("name", ["adaptive", "disco", "ponderlm", "transformer"])
 def test_every_cache_of_every_loop_is_copied(name):
-  """The rest is read in other parts than the whole: but for rounding."""
+  """The rest has other chunks than the whole: equal up to rounding."""
   made, plain = (
     engine(name, prompt_chunk=40), engine_of(name, **OPTIONS, prompt_chunk=40)
   )  # fmt: skip
@@ -57,7 +57,7 @@ def test_every_cache_of_every_loop_is_copied(name):
 
 
 def test_a_whole_prompt_is_never_copied():
-  """Its last token is read, which the first one of the text follows."""
+  """Its last token is prefilled, to predict the text's first token."""
   made = engine()
   for prompt, copied in ((ONE[:32], 16), (ONE[:33], 32), (ONE[:16], 0)):
     ask(made, prompt)
@@ -72,14 +72,14 @@ def test_only_what_began_alike_is_copied():
   assert ask(made, ONE[:2])[1] == 0
   end = tuple(range(16))
   ask(made, (*OTHER[16:32], *end, 1))
-  assert ask(made, (*ONE[:16], *end, 1))[1] == 16  # Its end followed others.
-  assert ask(made, ONE, num_loops=2)[1] == 0  # Read with fewer loops.
+  assert ask(made, (*ONE[:16], *end, 1))[1] == 16  # Another beginning.
+  assert ask(made, ONE, num_loops=2)[1] == 0  # Prefilled with fewer loops.
   assert ask(made, ONE, num_loops=2)[1] == 32
   assert ask(made, ONE)[1] == 32
 
 
 def test_the_penalty_knows_the_copied_tokens():
-  """And those of no other prompt, whose slot it was."""
+  """And not an earlier prompt's in the same slot."""
   penalised = {
     "sampling": Sampling(0.0, repetition_penalty=50.0), "max_new_tokens": 16,
   }  # fmt: skip
@@ -91,7 +91,7 @@ def test_the_penalty_knows_the_copied_tokens():
 
 
 def test_what_was_not_used_for_longest_makes_room():
-  """Of a prompt its end first, without which its beginning is of use."""
+  """A prompt's end first, without which its beginning is still useful."""
   made, plain = engine(), shared("looped", **OPTIONS)
   made.prefixes._free = [0, 1, 2]
   shifted = [tuple((n + more) % 21 for n in ONE) for more in (3, 9)]
@@ -123,7 +123,7 @@ def test_neighbours_and_drafts_change_nothing():
 def test_a_cancelled_prompt_is_not_kept():
   made = engine()
   number = made.add(GenerationRequest(ONE, 6, GREEDY))
-  assert not made.step()  # A part of the prompt.
+  assert not made.step()  # A chunk of the prompt.
   made.cancel(number)
   assert ask(made, ONE)[1] == 0
 

@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: what is read, what is stored, what is refused."""
+"""Weights in 8 and 4 bits: loading, storage, refusals."""
 
 import json
 import pathlib
@@ -53,7 +53,7 @@ def test_every_number_is_within_half_a_step_of_its_output(weights):
 
 @crossing("name", causal())
 def test_a_quantised_model_writes_what_its_dense_weights_write(name):
-  """In every family: the engine reads no weights but by `linear.dense`."""
+  """In every family: the engine uses weights only through `linear.dense`."""
   family, graphdef, params = examples.model_of(name)
   made = quantized.quantized(params, "int8")
   dense = jax.tree.map(
@@ -64,7 +64,7 @@ def test_a_quantised_model_writes_what_its_dense_weights_write(name):
     engine = Engine(
       family, graphdef, weights, num_slots=8, max_tokens=examples.LENGTH
     )
-    # One alone in the end, and two that write together before.
+    # Two that decode together, then one alone.
     texts = engine.generate(
       [GenerationRequest((3, 1, 4), n, GREEDY) for n in (12, 6)]
     )

@@ -1,4 +1,4 @@
-"""What may be drawn, and how often, against NumPy."""
+"""Possible samples and their frequencies, against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ RULES = [
   Sampling(1.5, top_p=0.7),
   Sampling(min_p=0.2),
   Sampling(0.8, 6, 0.8, 0.1),
-  # Of five tokens, whose probabilities are those among five.
+  # Five tokens; probabilities are relative to these five.
   Sampling(2.0, top_k=5, top_p=0.75),
 ]
 
@@ -27,7 +27,7 @@ def softmax(x):
 
 
 def expected(logits, rule):
-  """Chances as the rule is defined, one step after another."""
+  """Probabilities by the definition, step by step."""
   logits = logits.astype(np.float64) / rule.temperature
   if rule.top_k:
     logits[logits < np.sort(logits)[-rule.top_k]] = -np.inf
@@ -40,7 +40,7 @@ def expected(logits, rule):
 
 
 def test_what_is_left_out_is_as_defined():
-  """Each row by its own rule, beside rows of all others."""
+  """Each row by its own rule, beside rows with all others."""
   rows = sampling.to_arrays(RULES)
   scaled = LOGITS / rows.temperature[:, None]
   found = np.asarray(jax.jit(sampling.kept)(jnp.asarray(scaled), rows))
@@ -50,7 +50,7 @@ def test_what_is_left_out_is_as_defined():
 
 
 def test_one_token_stays_whatever_the_mass():
-  """Also of a mass that is 0 in float32."""
+  """Also for a probability mass that is 0 in float32."""
   rows = sampling.to_arrays([Sampling(top_p=1e-50), Sampling(top_p=1e-9)])
   kept = np.asarray(sampling.kept(jnp.asarray(LOGITS[:2]), rows))
   np.testing.assert_array_equal(kept.sum(axis=1), 1)

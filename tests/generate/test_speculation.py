@@ -1,4 +1,4 @@
-"""Drafts by fewer loops: what is written is as if there were none."""
+"""Drafts by fewer loops: the text is as without drafts."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from loopjax.loop import exits
 
 GREEDY = Sampling(temperature=0)
 ASKED = requests(9, sampling=GREEDY)
-# Drawn, cut off, and with a penalty for what was said in the same round, too.
+# Sampled, truncated, and with a penalty that includes tokens of the same round.
 DRAWN = [
   dataclasses.replace(one, sampling=sampling)
   for one, sampling in zip(
@@ -47,7 +47,7 @@ def drafted(asked, loops):
 
 
 def same(found, expected):
-  """Tokens and ends are the same, scores but for the rounding of sums."""
+  """Tokens and ends are equal, scores up to rounding of sums."""
   for text, other in zip(found, expected, strict=True):
     assert ids(text) == ids(other)
     assert [one.finish for one in text] == [one.finish for one in other]
@@ -73,7 +73,7 @@ THREE = {"changes": {"num_loops": 3}}
 
 @crossing(("name", "loops"), CASES)
 def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
-  """Whatever is drawn; and most drafts are what all loops draw then."""
+  """For any sample; and most drafts equal the samples of all loops."""
   engine = shared(name, num_slots=2, **THREE)
   found = engine.generate(drafted(DRAWN, loops))
   for request, text in zip(DRAWN, found, strict=True):
@@ -90,7 +90,7 @@ def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
 
 @crossing(("name", "loops"), CASES)
 def test_greedy_texts_are_those_without_drafts(name, loops):
-  """In two slots that change hands; some drafts are right, some wrong."""
+  """In two reused slots; some drafts are accepted, some rejected."""
   engine = shared(name, num_slots=2, **THREE)
   plain = engine.generate(ASKED)
   found = engine.generate(drafted(ASKED, loops))
@@ -98,7 +98,7 @@ def test_greedy_texts_are_those_without_drafts(name, loops):
   costs = costs_of(found)
   assert costs.accepted and costs.rejected
   assert costs.accepted + costs.rejected == costs.tokens - len(ASKED)
-  # All three loops of the first tokens, and of what was read in rounds.
+  # All three loops of the first tokens and of tokens verified in rounds.
   assert costs.computed % 6 == 3 * len(ASKED) % 6 and (
     costs.computed > 3 * costs.tokens
   )
@@ -109,7 +109,7 @@ def test_rows_with_and_without_drafts_wait_for_each_other():
   plain = [dataclasses.replace(one, num_loops=1) for one in ASKED[:2]]
   draft = ASKED[3:4]
   engine = engine_of("looped", num_slots=4)
-  assert engine.row_sizes == [1, 4]  # Two rows are written among four.
+  assert engine.row_sizes == [1, 4]  # Two of four rows are active.
   found = engine.generate([*plain, *drafted(draft, 1)])
   same(found, engine.generate([*plain, *draft]))
   assert all(one.accepted is None for text in found[:2] for one in text)
@@ -130,7 +130,7 @@ MIXED = [
 @pytest.mark.long
 @crossing("name", ["looped", "recurrent"])
 def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
-  """Whatever its neighbours and their drafts, its slot, and the one before."""
+  """For any neighbours, their drafts, slot, and earlier text in the slot."""
   asked = [one for one in MIXED if name == "looped" or one.exit_threshold == 1]
   found = engine_of(name).generate([*asked, *reversed(asked)])
   for request, *both in zip(asked, found, found[::-1], strict=False):
@@ -143,7 +143,7 @@ def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
   ("name", "num"), itertools.product(("recurrent", "looped"), (2, 8, 3))
 )
 def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch, name, num):
-  """Nor on where rounds begin, or how many a call has."""
+  """Nor on the starts of rounds or their number per call."""
   monkeypatch.setattr(sizes, "NUM_DRAFTS", (num,))
   found = engine_of(name).generate(drafted(DRAWN, 1))
   same(found, shared(name).generate(DRAWN))
@@ -151,7 +151,7 @@ def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch, name, num):
 
 
 def test_texts_end_where_they_do_without_drafts():
-  """At a stop token within a round, and where the cache is full."""
+  """At a stop token within a round, and when the cache is full."""
   engine = shared("looped")
   plain = engine.generate(ASKED)
   asked = [
@@ -166,7 +166,7 @@ def test_texts_end_where_they_do_without_drafts():
 
 
 def test_a_cancelled_draft_leaves_no_trace():
-  """Nor does one whose row waits while others go on."""
+  """Nor does one whose row waits while others continue."""
   engine = engine_of("looped", num_slots=1)
   plain = shared("looped", num_slots=1)
   number = engine.add(new(PROMPTS[3], 12, GREEDY, draft_loops=2))
@@ -180,7 +180,7 @@ def test_a_cancelled_draft_leaves_no_trace():
 
 @functools.cache
 def reader(name):
-  """Reads one token after a prompt: (read, its cache, the token)."""
+  """Decodes one token after a prompt: (read, its cache, the token)."""
   family, graphdef, params = examples.model_of(name, num_loops=3)
   prompt = jnp.asarray([PROMPTS[0], PROMPTS[3][:5]])
 
@@ -204,7 +204,7 @@ def reader(name):
 
 @crossing(("name", "loops"), CASES)
 def test_loops_that_go_on_are_all_loops_to_the_bit(name, loops):
-  """What m loops left, keys and states, is the model's own."""
+  """The keys and states after m loops equal the model's."""
   read, cache, token = reader(name)
 
   @functools.partial(jax.jit, compiler_options=examples.FAST)

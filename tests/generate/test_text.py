@@ -1,4 +1,4 @@
-"""Tokens to text as they arrive, and texts that end at a stop."""
+"""Incremental detokenisation, and stop strings."""
 
 import itertools
 
@@ -46,13 +46,13 @@ def test_what_is_no_character_at_the_end_is_shown():
 
 
 def test_a_text_has_the_space_after_its_prompt(tmp_path):
-  """Decoders drop it before a first token, which is not the text's first."""
+  """Decoders drop it before the first token, which is not the text's first."""
   hub = pytest.importorskip("hub_examples")
   hub.write_tokenizer(tmp_path / "words.json")
   words = Tokenizer(str(tmp_path / "words.json"), "<end>")
   text = TextStream(words, prompt=(0, 4, 5))
   assert text.read(tokens([6])) + text.read(tokens([7])) == " w5 w6"
-  prompt = (BYTES.end, ord("a"))  # One of them stands for no text.
+  prompt = (BYTES.end, ord("a"))  # One of them has no text.
   assert TextStream(BYTES, prompt=prompt).read(tokens("b")) == "b"
 
 
@@ -65,7 +65,7 @@ def test_a_text_has_the_space_after_its_prompt(tmp_path):
   (("onetwo", "!!"), "one, two, three!"),
 ])  # fmt: skip
 def test_a_text_ends_before_the_first_stop(stops, expected, size):
-  """Nothing is given out that turns out to be the beginning of a stop."""
+  """Text that may begin a stop string is held back."""
   text, given = TextStream(BYTES, stops), ""
   whole = tokens("one, two, three!", "length")
   for start in range(0, len(whole), size):
@@ -81,7 +81,7 @@ def test_a_text_ends_before_the_first_stop(stops, expected, size):
   (("two",), "one, "), (("e!", "é"), "one, two, thre"), ((), None),
 ])  # fmt: skip
 def test_tokens_are_those_of_the_text(stops, expected, size):
-  """Of bytes that begin a stop no token is given out before it is decided."""
+  """Tokens whose bytes may begin a stop string are held back."""
   text = TextStream(BYTES, stops)
   whole = tokens("one, two, three!", "stop")
   for start in range(0, len(whole), size):
@@ -101,7 +101,7 @@ def test_a_token_of_which_the_text_has_a_part_is_its_own(tmp_path):
 
 def test_texts_that_stop_make_room_for_others():
   class Letters:
-    """A tokenizer of a letter each."""
+    """A tokenizer with one token per letter."""
 
     def decode(self, ids):
       return "".join(chr(97 + one) for one in ids)

@@ -1,4 +1,4 @@
-"""Model cards, and what is uploaded."""
+"""Model cards and uploads."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from loopjax.hub import card, convert, push
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """An imported run, and the folder that it was exported to."""
+  """An imported run, and the folder of its export."""
   directory = tmp_path_factory.mktemp("card")
   folder = examples.make_folder(directory / "hub" / "Ouro-tiny")
   run, out = directory / "run", directory / "out"
@@ -27,12 +27,12 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def copies(made, tmp_path):
-  """The same, to be changed."""
+  """A copy for changes."""
   return [shutil.copytree(path, tmp_path / path.name) for path in made]
 
 
 def trained(run, **changes):
-  """Makes the run one that was trained, with scores."""
+  """Makes the run a trained one, with scores."""
   path = run / "summary.json"
   summary = json.loads(path.read_text())
   summary.pop("imported")
@@ -131,7 +131,7 @@ def test_scores_of_another_step_are_not_the_models(copies, capsys):
   trained_at[convert.STEP] = 800
   (out / "config.json").write_text(json.dumps(trained_at))
   with pytest.raises(UserError, match="cannot be read"):
-    card.card(run, out.parent)  # There is nothing exported.
+    card.card(run, out.parent)  # Nothing exported.
   assert hub.main(arguments) == 0
   assert (out / "README.md").read_text() == card.card(run, out)
 

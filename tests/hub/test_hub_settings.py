@@ -1,4 +1,4 @@
-"""Settings of the Hub's models and of ours: each is kept or refused."""
+"""Settings of the Hub's models and of ours: each is converted or refused."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ OF_ALL = {
   "use_sliding_window": True,
   "layer_types": ["full_attention", "sliding_attention"],
 }
-# What no model here has, by layout: with this value a setting is refused.
+# Unsupported features by layout: a setting with this value is refused.
 REFUSED = {
   **dict.fromkeys(("ouro", "qwen3", "qwen2", "llama"), OF_ALL),
   "mistral": {**OF_ALL, "sliding_window": 4096},
@@ -48,7 +48,7 @@ OF_BLOCKS = {
   "tie_word_embeddings": ("tied", None), "rope_theta": ("rope_base", 123.0),
   "rms_norm_eps": ("norm_epsilon", 0.25),
 }  # fmt: skip
-# What becomes a setting of ours: its name, and another value; None: negated.
+# Settings that become ours: our name, and another value; None: negated.
 READ = {
   **dict.fromkeys(("qwen3", "qwen2", "llama", "mistral"), OF_BLOCKS),
   "ouro": {**OF_BLOCKS, "total_ut_steps": ("num_loops", 7)},
@@ -66,7 +66,7 @@ READ = {
   },
 }  # fmt: skip
 OPTIONAL = {"num_key_value_heads", "head_dim"}
-# Of training, or of numbers that the weights already have.
+# Settings of training, or implied by the weights.
 NOT_EXPORTED = {
   "precision", "init_std", "dropout", "entropy_weight", "depth", "depth_sigma",
   "calibrated", "max_loops", "depth_per", "growth_steps", "growth_loops",
@@ -109,7 +109,7 @@ def test_settings_that_no_model_here_has_are_refused(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_that_are_read_change_the_model(name):
-  """Each one its own; without it, or with a word for it, nothing is guessed."""
+  """Each one its own; missing or unknown values are not guessed."""
   before = read(name, stored(name))
   for key, (ours, value) in READ[name].items():
     if value is None:
@@ -124,7 +124,7 @@ def test_settings_that_are_read_change_the_model(name):
 
 
 def others(field, value):
-  """Values that a setting of ours might have instead."""
+  """Alternative values of our setting."""
   if field in WORDS:
     return WORDS[field]
   if isinstance(value, bool):
@@ -135,14 +135,14 @@ def others(field, value):
 
 
 def facts(config):
-  """What of a model a layout can say."""
+  """The parts of a model that a layout can express."""
   shape, own = config.block_shape(), dataclasses.asdict(config)
   for name in (*NOT_EXPORTED, "mlp_ratio"):
     own.pop(name, None)
-  # A gate that is not trained is a gate.
+  # An untrained gate is still a gate.
   own["exit_gate"] = own.get("exit_gate", "none") != "none"
   if own["num_loops"] == 1:
-    own.pop("loop_norm", None)  # It ends with the norm, either way.
+    own.pop("loop_norm", None)  # It ends with the norm in both cases.
   same = ("num_key_value_heads", "head_width", "mlp_width")
   own |= {name: getattr(shape, name) for name in same}
   return {
@@ -161,7 +161,7 @@ def test_settings_of_ours_are_exported_or_refused(name):
       try:
         model = dataclasses.replace(before, **{field: value})
       except UserError:
-        continue  # There is no such model.
+        continue  # No such model.
       if model == before:
         continue
       try:
@@ -189,7 +189,7 @@ def test_settings_of_ours_are_exported_or_refused(name):
   ],
 )
 def test_no_loop_is_put_around_what_is_no_transformer(name, value):
-  """Recurrent depth of one loop is one, unless it has any of these."""
+  """Recurrent depth with one loop is one, unless it has any of these."""
   assert name in retrofit._TRANSFORMER and len(retrofit._TRANSFORMER) == 6
   config = config_lib.make("recurrent", "text").model
   config.update(retrofit._TRANSFORMER)

@@ -1,4 +1,4 @@
-"""Loops around layers of a trained transformer: the same model at first."""
+"""Loops around layers of a trained transformer: initially the same model."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ PLAIN = {
   "norm_order": "pre", "depth": "fixed", "num_with_gradient": 0,
   "num_prelude": 1, "num_layers": 2, "num_coda": 1, "num_loops": 1,
 }  # fmt: skip
-SOURCES = {  # Of four layers each.
+SOURCES = {  # Four layers each.
   "transformer": {"num_loops": 1, "num_layers": 4},
   "transformer of copies": {
     "num_loops": 2, "num_layers": 2, "loop_norm": "final_only",
@@ -90,7 +90,7 @@ def logits_of(workdir, num_loops=None, tokens=TOKENS):
   ],
 )
 def test_a_gated_loop_is_the_transformer_at_first(name, core, loops, tmp_path):
-  """For any number of loops, wherever the loop is."""
+  """For any number of loops and any place of the loop."""
   source, expected = source_of(name, tmp_path / "run")
   retrofit(source, tmp_path / "loops", Retrofit(core))
   logits = logits_of(tmp_path / "loops", loops)
@@ -98,7 +98,7 @@ def test_a_gated_loop_is_the_transformer_at_first(name, core, loops, tmp_path):
 
 
 def test_a_damped_loop_is_the_transformer_with_one_loop(tmp_path):
-  """With more it is another model, which needs no training."""
+  """With more loops it is another model, without training."""
   source, expected = source_of("looped", tmp_path / "run")
   out = tmp_path / "loops"
   retrofit(source, out, Retrofit("1:3", update="damped", num_loops=2))
@@ -108,7 +108,7 @@ def test_a_damped_loop_is_the_transformer_with_one_loop(tmp_path):
 
 @pytest.mark.parametrize("first", ["import", "directly"])
 def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
-  """With its tokenizer and the end of its texts."""
+  """With its tokenizer and end token."""
   folder = examples.make_folder(tmp_path / "hub", "llama")
   source, out = folder, str(tmp_path / "loops")
   if first == "import":

@@ -1,6 +1,6 @@
-"""Texts of imported models: what transformers and lm-evaluation-harness do.
+"""Texts of imported models, as in transformers and lm-evaluation-harness.
 
-Expected are the values of `fixtures/make_texts.py`, stored in texts.json.
+Expected values are from `fixtures/make_texts.py`, stored in texts.json.
 """
 
 import json
@@ -56,7 +56,7 @@ def test_tokens_of_pairs_are_those_of_the_harness(kind, tmp_path):
   found = tokenizer.encode_pairs(examples.PAIRS)
   compared = 0
   for ours, theirs in zip(found, EXPECTED[kind]["pairs"], strict=True):
-    if theirs[1]:  # It fails where one token spans the boundary.
+    if theirs[1]:  # The harness fails if one token spans the boundary.
       assert [part.tolist() for part in ours] == theirs
       compared += 1
   assert compared >= len(examples.PAIRS) - 2
@@ -64,7 +64,7 @@ def test_tokens_of_pairs_are_those_of_the_harness(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [*examples.KINDS, "bytes"])
 def test_parts_of_a_text_have_its_tokens(kind, tmp_path):
-  """And a continuation gets no space that it has not."""
+  """And continuations get no additional space."""
   tokenizer = Tokenizer("bytes")
   if kind != "bytes":
     tokenizer = tokenizer_of(folder_of(tmp_path, kind))
@@ -83,7 +83,7 @@ def test_parts_of_a_text_have_its_tokens(kind, tmp_path):
 
 
 def test_where_one_token_spans_the_boundary_something_is_scored(tmp_path):
-  """By itself, without the space that begins a text."""
+  """Alone, without the leading space of a text."""
   tokenizer = tokenizer_of(folder_of(tmp_path, "dummy_prefix"))
   (pair,) = tokenizer.encode_pairs([("She rea", "ds")])
   text = b"".join(map(tokenizer.piece, pair[1]))
@@ -136,7 +136,7 @@ def test_scores_and_texts_are_those_of_the_packages(kind, begins, tmp_path):
   texts = text_lib.generate_texts(engine, model.tokenizer, asked)
   for ours, theirs in zip(texts, expected["texts"], strict=True):
     assert [token.token for token in ours.tokens] == theirs["ids"]
-    if "\ufffd" not in theirs["text"]:  # Else it depends on what is decoded.
+    if "\ufffd" not in theirs["text"]:  # Otherwise it depends on the context.
       assert ours.text == theirs["text"]
 
 
@@ -174,7 +174,7 @@ def test_what_a_text_cannot_begin_with_is_one_line(changes, message, tmp_path):
 
 @pytest.mark.parametrize("kind", ["unigram", "byte_level"])
 def test_an_imported_run_and_its_export_begin_as_the_folder(kind, tmp_path):
-  """Whose own files come back unless the run begins otherwise."""
+  """Its own files are restored unless the run has another begin token."""
   folder, run = folder_of(tmp_path, kind), tmp_path / "run"
   convert.import_folder(folder, run)
   prompt = EXPECTED[kind]["prompts"][0]
@@ -214,7 +214,7 @@ def test_chats_are_those_of_transformers(name, tmp_path):
   prompt_of = chat.template(folder_of(tmp_path, "byte_level", changes))
   asked, continued = EXPECTED["chats"][name]
   assert prompt_of(examples.MESSAGES) == asked
-  if continued is not None:  # Else transformers refuses.
+  if continued is not None:  # Otherwise transformers refuses.
     assert prompt_of(examples.CONTINUED, continued=True) == continued
 
 
@@ -253,7 +253,7 @@ def test_configs_are_read_as_transformers_reads_them(number):
 
 @pytest.mark.manual
 def test_the_packages_still_say_so():
-  """The stored values, made again."""
+  """The stored values, recomputed."""
   for name in ("torch", "transformers", "lm_eval"):
     pytest.importorskip(name)
   sys.path.append(str(examples.FIXTURES))
@@ -278,7 +278,7 @@ def test_the_packages_still_say_so():
 @pytest.mark.manual
 @pytest.mark.parametrize("kind", examples.KINDS)
 def test_our_model_of_the_harness_scores_alike(kind, tmp_path):
-  """Whole texts by windows, too."""
+  """Also whole texts by windows."""
   pytest.importorskip("lm_eval")
   from lm_eval.api.instance import Instance
 

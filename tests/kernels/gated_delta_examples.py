@@ -1,4 +1,4 @@
-"""Inputs that are hard for a gated delta rule, and the rule in NumPy."""
+"""Hard inputs for a gated delta rule, and the rule in NumPy."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import tests_support
 
 FAST = {"xla_backend_optimization_level": 0}
 KEY_HEADS, NUM_HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 4, 8, 6
-SHAPES = (  # Of query, key, value, log_decay and write, after [B, T].
+SHAPES = (  # Query, key, value, log_decay, write; after [B, T].
   (KEY_HEADS, KEY_WIDTH),
   (KEY_HEADS, KEY_WIDTH),
   (NUM_HEADS, VALUE_WIDTH),

@@ -85,8 +85,8 @@ def in_float64(operands):
 def assert_only_rounded(actual, operands):
   """Results and gradients in bfloat16.
 
-  Four roundings in a row: of the latent or the cotangents of keys, of the
-  latent's cotangent, of the gate's, and of what is returned.
+  Four successive roundings: of the latent or the cotangents of keys, of the
+  latent's cotangent, of the gate's, and of the result.
   """
   assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype("bfloat16")}
   assert_rounded(actual, in_float64(operands), roundings=4)

@@ -127,7 +127,7 @@ def test_inverse_where_powers_would_overflow(size):
 
 
 def masks(num_tokens):
-  """Padding before, after, everywhere, and in between."""
+  """Padding before, after, everywhere and in between."""
   token = np.arange(num_tokens)
   return np.stack(
     [token >= 5, token < num_tokens - 7, token < 0, token % 3 > 0, token == 9]
@@ -136,7 +136,7 @@ def masks(num_tokens):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_masked_tokens_are_not_there(form):
-  """As if cut out; what they hold changes no bit, the state's included."""
+  """As if removed; their values change no bit, including the state's."""
   num_tokens = 40
   *inputs, state = arrays(num_tokens, np.float32)
   mask = masks(num_tokens)

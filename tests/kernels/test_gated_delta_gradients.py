@@ -1,4 +1,4 @@
-"""Gradients of gated_delta, another implementation beside it, and a mesh."""
+"""Gradients of gated_delta, another implementation's results, and a mesh."""
 
 import functools
 
@@ -26,7 +26,7 @@ NAMES = ("query", "key", "value", "log_decay", "write", "state")
 
 
 def project(form, *operands):
-  """A number that every output and every entry of the state has a part in."""
+  """A scalar that depends on every output and every entry of the state."""
   output, state = form(*operands)
   first, second = (
     np.random.default_rng(i).normal(size=x.shape).astype(x.dtype)
@@ -98,14 +98,14 @@ def test_bfloat16_inputs_get_bfloat16_gradients():
   assert actual[5].dtype == jnp.float32
   rounded = [x.astype(jnp.float32) for x in narrow]
   expected = gradients(gated_delta, (*rounded, state))
-  # Once at the end; and of a cotangent where heads share a query and a key.
+  # Once at the end, and of a cotangent if heads share a query and a key.
   assert_rounded(actual[:5], expected[:5], roundings=2)
   assert_close(actual[5], expected[5], 1e-6)
 
 
 @pytest.mark.parametrize("form", ["reference", "chunked"])
 def test_masked_tokens_get_no_gradient_and_give_none(form):
-  """Not even one that is not a number, whatever they hold."""
+  """Not even NaN, for any values."""
   *inputs, state = arrays(40, np.float32)
   mask = np.broadcast_to(np.arange(40) % 4 > 0, (len(EXAMPLES), 40))
   run = functools.partial(gated_delta, mask=mask, implementation=form)

@@ -23,10 +23,11 @@ from loopjax.fit import topology
 from loopjax.kernels.gated_delta import gated_delta, pallas_gpu
 from loopjax.kernels.gated_delta import recurrence as recurrence_lib
 
-# Memory that a kernel did not write is NaN.
+# Unwritten memory is NaN.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
-# Of a chunk in bfloat16: of both operands of the products within it, with the
-# state and of what the state takes up. Hard examples keep those of each chunk.
+# Roundings of a chunk in bfloat16: of both operands of the products within it,
+# with the state, and of the state's update. In hard examples, each chunk's
+# errors persist.
 ROUNDINGS = 6
 
 
@@ -61,7 +62,7 @@ def interpreted(operands, **options):
 
 
 def test_kernels_are_the_chunks():
-  """Results and all gradients; three chunks, the last one ragged."""
+  """Results and all gradients; three chunks, the last one partial."""
   operands = examples(1, 40)
   actual = interpreted(operands, chunk_size=16)
   form = functools.partial(gated_delta, implementation="chunked", chunk_size=16)
@@ -91,7 +92,7 @@ def gpu(monkeypatch):
   monkeypatch.setattr(pallas_gpu, "_ONE_CHUNK", 0)
   if hasattr(plgpu, "InterpretGPUParams"):
     params, force = plgpu.InterpretGPUParams, plgpu.force_gpu_interpret_mode
-  else:  # JAX 0.10 knows no casts of layouts there.
+  else:  # JAX 0.10 does not support casts of layouts there.
     module = importlib.import_module(
       "jax._src.pallas.mosaic_gpu.interpret.params"
     )
@@ -107,7 +108,7 @@ def gpu(monkeypatch):
 
 
 def large(*, batch=1, tokens=100, heads=1, key_width=64, value_width=128):
-  """Inputs of sizes that the GPU kernels take."""
+  """Inputs of sizes that the GPU kernels support."""
   random = np.random.default_rng(0)
   lead = (batch, tokens, heads)
   query, key, value = (
@@ -122,7 +123,7 @@ def large(*, batch=1, tokens=100, heads=1, key_width=64, value_width=128):
 
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_widths_are_filled_up_to_whole_tiles(monkeypatch, adjoint):
-  """Exactly: the plain recurrence stands in for the kernel of whole tiles."""
+  """Exactly: the plain recurrence replaces the kernel of whole tiles."""
   random = np.random.default_rng(0)
 
   def some(*shape):
@@ -158,7 +159,7 @@ def test_widths_are_filled_up_to_whole_tiles(monkeypatch, adjoint):
 @pytest.mark.long
 @pytest.mark.parametrize("widths", [(64, 128), (96, 96)])
 def test_gpu_kernels_are_the_chunks(gpu, widths):
-  """Two chunks, the last one ragged, and two tiles of columns."""
+  """Two chunks, the last one partial, and two tiles of columns."""
   operands = large(key_width=widths[0], value_width=widths[1])
   results, grads = gpu(operands)
   form = functools.partial(gated_delta, implementation="chunked")
@@ -168,7 +169,7 @@ def test_gpu_kernels_are_the_chunks(gpu, widths):
 
 
 def test_short_rows_are_one_chunk_without_a_kernel():
-  """Rounded as kernels round, against the recurrence in float64."""
+  """With the kernels' rounding, against the recurrence in float64."""
   operands = large(tokens=75, key_width=96)
   run = functools.partial(gated_delta, implementation="pallas_gpu")
   results, grads = differentiated(run, operands)
@@ -179,10 +180,10 @@ def test_short_rows_are_one_chunk_without_a_kernel():
   text = jax.jit(gradients("pallas_gpu")).lower(*operands).as_text()
   products = [x for x in text.split("\n") if "dot_general" in x]
   operands, results = zip(*(x.split(") -> ") for x in products), strict=True)
-  # Of the forward pass and of the other. What is left are running sums, and
-  # what inverts the matrix of a chunk.
+  # Products of the forward and of the backward pass. The others are running
+  # sums and the inverse of a chunk's matrix.
   assert sum(x.count("bf16>") == 2 for x in operands) == 6 + 16
-  # What tokens write is rounded once, and sums of products are one product.
+  # The tokens' writes are rounded once, and sums of products are one product.
   assert sum("bf16>" in x for x in results) == 2
 
 

@@ -1,4 +1,4 @@
-"""The update of a gated latent and its cache rows: every form of it."""
+"""The update of a gated latent and its cache rows, in every form."""
 
 import functools
 import importlib
@@ -29,20 +29,20 @@ from loopjax.kernels.gated_kv import (
   reference,
 )
 
-# Memory that a kernel did not write is NaN, as are the ends of ragged tiles.
+# Unwritten memory is NaN, and so are the ends of partial tiles.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
 CASES = {
-  # One token per row, each at a place of its own; one row is not written.
+  # One token per row, each at a different place; one row is not written.
   "decode": {
     "batch": 3, "tokens": 1, "width": 24, "heads": 3, "head_width": 8,
     "rows": 5, "start": (4, -1, 0),
   },
-  # One example does not fit, and is not written in part.
+  # One example does not fit, and is not partly written.
   "chunk": {
     "batch": 3, "tokens": 5, "width": 24, "heads": 1, "head_width": 6,
     "rows": 9, "start": (4, 5, 0),
   },
-  # Three tiles of tokens, the last one ragged, two of columns and of heads.
+  # Three tiles of tokens, the last one partial, two of columns and of heads.
   "tiles": {
     "batch": 2, "tokens": 20, "width": 256, "heads": 4, "head_width": 64,
     "rows": 32, "start": (12, 3),
@@ -72,7 +72,7 @@ def test_reference_by_hand(name):
 
 
 def test_gates_at_their_ends():
-  """z = 0 gives x, z = 1 gives h, and h = x stays, all to the bit."""
+  """z = 0 gives x, z = 1 gives h, and h = x stays, all bitwise."""
   x, h, weights, *_ = arrays(jnp.float32, **CASES["chunk"])
   zero = jnp.zeros_like(weights.gate_input)
   for bias, expected in ((-jnp.inf, x), (jnp.inf, h)):
@@ -96,7 +96,7 @@ def test_first_loop_projects_the_inputs():
 
 @pytest.mark.parametrize("implementation", ["reference", "pallas_tpu"])
 def test_without_a_cache_the_rows_are_returned(implementation):
-  """Those that a cache would get, and their gradients."""
+  """The keys and values that a cache would get, and their gradients."""
   *inputs, cache, _ = arrays(jnp.float32, **CASES["chunk"])
   start = jnp.zeros(3, jnp.int32)
   form = functools.partial(gated_kv, implementation=implementation)
@@ -116,7 +116,7 @@ def test_without_a_cache_the_rows_are_returned(implementation):
 
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_is_the_reference(name, request):
-  """Results and all gradients; rows that are not written to the bit."""
+  """Results and all gradients; unwritten rows bitwise."""
   if name == "tiles":
     request.getfixturevalue("small_tiles")
   operands = arrays(jnp.float32, **CASES[name])
@@ -152,7 +152,7 @@ def gpu(monkeypatch):
   """Results and gradients of the GPU kernels, interpreted."""
   if hasattr(plgpu, "InterpretGPUParams"):
     params, force = plgpu.InterpretGPUParams, plgpu.force_gpu_interpret_mode
-  else:  # JAX 0.10 knows no casts of layouts there.
+  else:  # JAX 0.10 does not support casts of layouts there.
     module = importlib.import_module(
       "jax._src.pallas.mosaic_gpu.interpret.params"
     )
@@ -173,7 +173,7 @@ GPU_CASES = {
     "batch": 3, "tokens": 1, "width": 64, "heads": 2, "head_width": 64,
     "rows": 3, "start": (2, -1, 0),
   },
-  # Two tiles of tokens, the last one ragged, in runs of 8 rows.
+  # Two tiles of tokens, the last one partial, in runs of 8 rows.
   "chunk": {
     "batch": 3, "tokens": 24, "width": 64, "heads": 1, "head_width": 64,
     "rows": 32, "start": (8, 9, 0),
@@ -210,7 +210,7 @@ def test_what_gpu_kernels_do_not_take():
 
 
 def test_backward_pass_keeps_inputs_and_latent_alone():
-  """Of all that is as large as the inputs; autodiff keeps the gate as well."""
+  """Of arrays as large as the inputs; autodiff also keeps the gate."""
   operands = arrays(jnp.float32, **CASES["chunk"])
   shape = operands[0].shape
 
@@ -276,7 +276,7 @@ def test_weights_are_streamed_once_for_all_tokens_that_fit(
 
 
 def equations(jaxpr):
-  """All of a program, also inside others."""
+  """All calls of a program, including nested ones."""
   for equation in jaxpr.eqns:
     yield equation
     for inner in jax_core.jaxprs_in_params(equation.params):

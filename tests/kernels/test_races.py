@@ -1,4 +1,4 @@
-"""The TPU's kernels, interpreted, under detection of races."""
+"""The TPU kernels, interpreted with race detection."""
 
 import functools
 
@@ -14,17 +14,17 @@ from jax.experimental.pallas import tpu as pltpu
 from loopjax.kernels.gated_delta import gated_delta
 from loopjax.kernels.gated_kv import gated_kv, pallas_tpu
 
-# Two cores share what a grid calls parallel.
+# Two cores share the parallel dimensions of a grid.
 DETECT = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
 FOUND = "RACE DETECTED"
 
 
 def has_races(capfd, call, *args):
-  """Whether JAX's interpreter reports one; up to JAX 0.11 it only prints it."""
+  """Whether JAX's interpreter reports a race; it only prints up to JAX 0.11."""
   try:
     jax.block_until_ready(call(*args))
   except jax.errors.JaxRuntimeError as error:
-    pltpu.reset_tpu_interpret_mode_state()  # What it stopped in the middle of.
+    pltpu.reset_tpu_interpret_mode_state()  # Clears interrupted state.
     if FOUND not in str(error):
       raise
     return True

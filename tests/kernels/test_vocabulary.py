@@ -7,7 +7,7 @@ from loopjax.kernels import vocabulary
 
 
 def test_ids_are_one_row_in_memory():
-  """A barrier that all ids pass would have them written beside the logits."""
+  """If all ids passed the barrier, they would be written beside the logits."""
   hidden, folded = jnp.ones((3, 40, 6)), jnp.ones((8, 5, 6))
   made = jax.make_jaxpr(vocabulary.logits)(hidden, folded, 2)
   passed = [

@@ -1,4 +1,4 @@
-"""Products of 16-bit arrays: results in float32, derivatives of 16 bits."""
+"""Products of 16-bit arrays: results in float32, derivatives in 16 bits."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def products(jaxpr):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_every_product_has_inputs_of_one_dtype(dtype):
-  """Also those of gradients, of the whole or of one operand."""
+  """Also products of gradients, for all operands or for one."""
   left, right = operands(dtype)
   for argnums, number in (((0, 1), 3), ((0,), 2), ((1,), 2)):
     run = jax.grad(lambda *x: jnp.sum(form(*x) ** 2), argnums)

@@ -1,4 +1,4 @@
-"""What the tests of the launch scripts share."""
+"""Fixtures shared by the tests of the launch scripts."""
 
 import pytest
 from launch_support import World

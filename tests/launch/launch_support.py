@@ -11,8 +11,8 @@ LAUNCH = ROOT / "launch"
 TOOLS = [
   "gcloud", "git", "sbatch", "srun", "scontrol", "kubectl", "xpk", "python",
 ]  # fmt: skip
-# Notes its arguments as one line; answers with a line of its file of answers:
-# an exit status and what to say. Without a line: 0 and nothing.
+# Records its arguments as one line; answers with the next line of its file of
+# answers, an exit status and output. Without a line: 0 and no output.
 STAND_IN = """#!/bin/bash
 me=$(basename "$0")
 words="$*"
@@ -35,12 +35,12 @@ RUN = ["--config=configs/sudoku_utm.py:smoke", "--workdir=/shared/run"]
 SWEEP = [*RUN, "--sweep=depth"]
 TPU = {"NAME": "t", "ZONE": "z", "PAUSE": "0"}
 KUBERNETES = {"NAME": "run1", "IMAGE": "i", "CLAIM": "c"}
-# Whether a run that ended with a status is to be started again.
+# Whether to restart a run with an exit status.
 AGAIN = {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 134: 1, 137: 1}
 
 
 class World:
-  """Stand-ins for the tools, and what they were called with."""
+  """Stand-ins for the tools, and a record of their calls."""
 
   def __init__(self, directory: pathlib.Path):
     self.directory = directory
@@ -83,7 +83,7 @@ class World:
 
 
 def dry(world, script, arguments, **environment):
-  """What a dry run prints, as lists of words; it calls nothing."""
+  """The output of a dry run as lists of words; it calls nothing."""
   done = world.start(script, arguments, DRY_RUN="1", **environment)
   assert done.returncode == 0, done.stderr
   assert not [call for call in world.calls if not call.startswith("python ")]

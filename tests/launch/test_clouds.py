@@ -1,4 +1,4 @@
-"""SkyPilot and xpk: what they are given, and that a run understands it."""
+"""SkyPilot and xpk: their arguments, and that a run accepts them."""
 
 import shlex
 import subprocess
@@ -12,7 +12,7 @@ from loopjax import main as main_lib
 from loopjax.run import processes
 
 XPK = {"NAME": "run1", "CLUSTER": "tpus", "TYPE": "v6e-64", "IMAGE": "i:tpu"}
-# What ends a run on purpose; JobSet's own restarts are for signals.
+# Exit statuses for restarts; JobSet itself restarts after signals.
 CODES = [code for code, again in AGAIN.items() if again and code < 128]
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes: the YAML, and that a run understands it."""
+"""Kubernetes: the YAML, and that a run accepts it."""
 
 import runpy
 
@@ -51,7 +51,7 @@ def test_a_job_set_of_gpu_hosts(world):
     "values": [2, 3],
   }
   assert spec["terminationGracePeriodSeconds"] == 120
-  assert spec["restartPolicy"] == "Never"  # podFailurePolicy wants it.
+  assert spec["restartPolicy"] == "Never"  # Required by podFailurePolicy.
   assert container["command"] == ["python", "-m", "loopjax.main"]
   assert container["args"] == RUN
   assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
@@ -69,7 +69,7 @@ def test_a_run_understands_what_the_job_set_says(monkeypatch):
   told = {}
   monkeypatch.setattr(jax.distributed, "initialize", lambda **x: told.update(x))
   processes.start()
-  # JobSet calls pods JOBSET-REPLICATEDJOB-JOB-POD.JOBSET.
+  # JobSet names pods JOBSET-REPLICATEDJOB-JOB-POD.JOBSET.
   assert told["coordinator_address"] == "run1-workers-0-0.run1:8476"
   assert (told["num_processes"], told["process_id"]) == (4, 2)
 

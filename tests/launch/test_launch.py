@@ -1,4 +1,4 @@
-"""What holds for all launch scripts."""
+"""Properties of all launch scripts."""
 
 import os
 import re
@@ -21,8 +21,8 @@ def test_scripts_are_bash_that_stops_at_mistakes(name):
   text = (LAUNCH / name).read_text()
   assert ("set -euo pipefail" in text) == (name not in SOURCED)
   assert os.access(LAUNCH / name, os.X_OK) == (name not in SOURCED)
-  # Each parameter of an entry point is in its header, or in that of the one
-  # that it names.
+  # Each parameter of an entry point is in its header, or in the header of the
+  # script that it names.
   header = "".join(re.findall(r"^#.*\n", text, re.MULTILINE))
   if name not in SOURCED and name != "tpu_host.sh":
     for variable in re.findall(r"\b([A-Z]+)=\$\{\1:-", text):
@@ -73,7 +73,7 @@ def test_mistakes_are_one_line(world, script, environment, arguments, says):
 
 
 def given(text, module):
-  """Flags that a command line gives to a module."""
+  """Flags of a module in a command line."""
   words = text.rpartition(f"-m {module.__name__} ")[2].split()
   return {word[2:].split("=")[0] for word in words if word.startswith("--")}
 

@@ -1,4 +1,4 @@
-"""SLURM scripts: what they submit, and what they queue again."""
+"""SLURM scripts: submissions and requeues."""
 
 import re
 
@@ -14,7 +14,7 @@ def test_a_dry_run_on_slurm(world):
     "sbatch", "--nodes=4", "--gpus-per-node=8", "--ntasks-per-node=8",
     "--cpus-per-task=6", "launch/slurm.sh", *RUN,
   ]  # fmt: skip
-  # One GPU per task is what JAX takes; hiding the others would mislead it.
+  # JAX takes one GPU per task; hiding the others would mislead it.
   assert not [word for word in submit + step if "per-task=1" in word]
   assert step[0] == "srun"
   assert step[-5:] == ["python", "-m", "loopjax.main", *RUN]
@@ -73,7 +73,7 @@ def test_a_slurm_job_is_queued_again_only_if_that_helps(
   world.answer("srun", status)
   limits = {"SLURM_RESTART_COUNT": "3", "MAX_RESTARTS": "3"}
   world.start(copy, RUN, SLURM_JOB_ID="7", **limits)
-  assert world.count("scontrol requeue 7") == again  # Not once more.
+  assert world.count("scontrol requeue 7") == again  # No further requeue.
 
 
 @pytest.mark.parametrize(("status", "again"), AGAIN.items())

@@ -1,4 +1,4 @@
-"""Cloud TPU scripts: what they would do, and what they do with stand-ins."""
+"""Cloud TPU scripts: dry runs, and runs with stand-ins."""
 
 import shlex
 
@@ -71,7 +71,7 @@ def test_a_tpu_run_is_not_started_for_ever(world):
 
 
 def test_gcloud_that_fails_is_not_the_run_that_fails(world):
-  # The machine went while gcloud looked for it, and comes back.
+  # The machine disappears while gcloud polls, and returns.
   world.answer("machine", "0 READY", "1", "0 REPAIRING", "0 READY")
   world.answer("install", "1", "0")
   done = world.start(LAUNCH / "tpu_vm.sh", RUN, **TPU)
@@ -106,7 +106,7 @@ def test_a_pod_is_asked_for_and_waited_for(world):
 
 
 def test_a_pod_that_was_preempted_is_asked_for_again(world):
-  # There; then its machine is gone, the request is deleted and made anew.
+  # Ready; then its machine is lost, and the request is deleted and recreated.
   world.answer("request", *["0 ACTIVE"] * 2, "0 DELETING", "1", "0 ACTIVE")
   world.answer("machine", "0 READY", "0 PREEMPTED", "0 READY")
   world.answer("run", "255", "0")

@@ -1,4 +1,4 @@
-"""What runs on every host of a TPU, with a stand-in for the run."""
+"""The script on every host of a TPU, with a stand-in for the run."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import time
 import pytest
 from tests_support import ROOT
 
-# Ends with the status that is asked for, or saves when it is told to stop.
+# Ends with the requested status, or saves when signalled.
 RUN = """#!/bin/bash
 echo "run $*"
 echo "$$" >>"$STANDINS/pids"

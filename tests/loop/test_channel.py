@@ -1,4 +1,4 @@
-"""What loops hand on."""
+"""Channels between loops."""
 
 import functools
 
@@ -35,7 +35,7 @@ def test_soft_decoding_is_the_mean_embedding():
 
 @functools.cache
 def gradients(kind):
-  """Of a projection, by h and W."""
+  """Gradients of a projection with respect to h and W."""
   decode = channel.SoftDecoder(temperature=0.5, gradient=kind)
   run = jax.grad(lambda h, w: jnp.vdot(WEIGHT, decode(h, w)), (0, 1))
   return jax.jit(run)(HIDDEN, TABLE)
@@ -78,7 +78,7 @@ def test_gates():
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])
 def test_the_mixed_channel_adds_what_the_read_out_decodes(epsilon):
-  """Equation 4 with its gate from the decoded vector, not the normed one."""
+  """Equation 4, with the gate from the decoded vector, not the normed one."""
   gate = channel.LearnedGate(8, precision=Precision())
   gate.weight[...] = jnp.arange(8.0)
   mixed = channel.MixedChannel(channel.SoftDecoder(), gate, epsilon)

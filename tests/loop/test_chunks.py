@@ -1,4 +1,4 @@
-"""Chunks that read each other's rows, against plain autodiff of the same."""
+"""Chunks that use each other's rows, against plain autodiff."""
 
 import functools
 
@@ -47,13 +47,13 @@ def arrays(num_chunks, size, dtype=jnp.float64):
   angle = random.normal(size=(num_chunks, BATCH, size, HEAD_WIDTH // 2))
   tables = tuple(jnp.asarray(f(angle), dtype) for f in (np.cos, np.sin))
   rows = (BATCH, num_chunks * size, HEADS, HEAD_WIDTH)
-  # Rows that are not written yet must not matter.
+  # Unwritten rows must have no effect.
   history = tuple(jnp.full(rows, 1e3, dtype) for _ in range(2))
   return params, inputs, tables, history
 
 
 def unrolled(params, inputs, tables, history, reach=-1):
-  """The same chunk by chunk in Python, with what is too far back detached."""
+  """The same chunk by chunk in Python, with distant chunks detached."""
   size = inputs.shape[2]
   outputs = []
   for i in range(len(inputs)):
@@ -83,7 +83,7 @@ def scanned(params, inputs, tables, history, reach=-1):
 
 
 def gradients(form, params, inputs, tables, history):
-  """Results, and gradients of a number that all of them are part of."""
+  """Results, and gradients of a scalar that depends on all of them."""
 
   def value(params, inputs):
     results = form(params, inputs, tables, history)
@@ -114,7 +114,7 @@ def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
 
 
 def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
-  """And the same results and gradients as from buffers with all rows."""
+  """And the same results and gradients as with complete buffers."""
   rows = []
 
   def step(params, x, tables, history, first):
@@ -142,7 +142,7 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
 
 @pytest.mark.long
 def test_enough_hops_are_exact():
-  """Three of four chunks; fewer are near."""
+  """Three of four chunks; fewer are within reach."""
   with jax.enable_x64(True):
     operands = arrays(4, 3)
 
@@ -168,7 +168,7 @@ def test_enough_hops_are_exact():
 
 @pytest.mark.long
 def test_how_far_a_gradient_goes_back():
-  """The last chunk's output alone, into each chunk's inputs."""
+  """Gradients of the last chunk's output for each chunk's inputs."""
   with jax.enable_x64(True):
     params, inputs, tables, history = arrays(4, 3)
 
@@ -185,7 +185,7 @@ def test_how_far_a_gradient_goes_back():
 
 @pytest.mark.long
 def test_one_buffer_is_kept():
-  """Of 16 chunks; autodiff of the scan keeps the buffer of each."""
+  """With 16 chunks; autodiff of the scan stores the buffer of each."""
   num_chunks, size = 16, 8
   operands = arrays(num_chunks, size, jnp.float32)
 

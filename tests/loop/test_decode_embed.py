@@ -92,8 +92,8 @@ def test_narrow_inputs_add_in_float32(name, dtype):
   with jax.enable_x64(True):
     wide = jax.tree.map(lambda x: x.astype(jnp.float64), operands)
     _, expected = both(CASES[name], wide)
-  # Of weights, of their cotangents and of what is returned. Float32 has sums of
-  # 37 numbers as well.
+  # Roundings of weights, of their cotangents and of the result. In float32
+  # there are also sums of 37 numbers.
   roundings = {jnp.float32: 40, jnp.bfloat16: 4}[dtype]
   assert_rounded(actual, expected, roundings, dtype)
 
@@ -106,7 +106,7 @@ def test_large_logits_neither_overflow_nor_lose_their_differences(
   """Logits up to 1e37; a large log sum exp would round the differences."""
   case = {**CASES["ragged"], "top_k": top_k, "untied": True}
   hidden, table, head = arrays(case, jnp.float32, scale)
-  if offset:  # The same in all logits of a token, whose sums are exact.
+  if offset:  # Equal for all logits of a token, with exact sums.
     hidden, head = jnp.round(8 * hidden) / 8, jnp.round(8 * head) / 8
     head = head.at[:, 0].set(1.0)
     hidden = hidden.at[..., 0].set(offset)
@@ -154,7 +154,7 @@ def test_both_roles_of_a_tied_table_get_a_gradient():
     (129_280, 2048, 101, 1280),  # 2^8 is in every chunk.
     (50_304, 2048, 48, 1048),
     (49_152, 2048, 24, 2048),
-    (4099, 2048, 3, 1367),  # A prime: two rows are added.
+    (4099, 2048, 3, 1367),  # A prime: two padding rows.
     (1050, 2048, 1, 1050),
     (3, 1, 3, 1),
   ],

@@ -1,4 +1,4 @@
-"""Depths by chance: their distribution, and loops whose number is drawn."""
+"""Random depths: their distribution, and loops with random depths."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ def test_huginns_mean_is_one_more_than_it_says():
   """Its sampler adds 1 to a Poisson count of mean 32."""
   chances = depth.probabilities("poisson_lognormal", 32.0)
   np.testing.assert_allclose(mean(chances), 33.0, atol=1e-5)
-  rate_variance = 32.0**2 * (math.exp(0.5**2) - 1)  # Of the log-normal.
+  rate_variance = 32.0**2 * (math.exp(0.5**2) - 1)  # Log-normal.
   spread = chances @ (np.arange(1, len(chances) + 1) - 33.0) ** 2
   np.testing.assert_allclose(spread, 32.0 + rate_variance, rtol=1e-4)
 
@@ -28,7 +28,7 @@ def test_huginns_mean_is_one_more_than_it_says():
 def test_parcaes_poisson_has_no_zero():
   chances = depth.probabilities("poisson", 8.0)
   expected = [math.exp(-8.0) * 8.0**n / math.factorial(n) for n in range(1, 20)]
-  expected[0] += math.exp(-8.0)  # None becomes one.
+  expected[0] += math.exp(-8.0)  # 0 becomes 1.
   np.testing.assert_allclose(chances[:19], expected, rtol=1e-6)
 
 
@@ -80,7 +80,7 @@ def every(weight, added, start, depths, remat):
 
 
 def truncated(weight, added, start, num_loops, last):
-  """By the driver whose numbers are static."""
+  """With the driver for static numbers."""
 
   def one(carry, k):
     hidden, weight, added = carry
@@ -111,13 +111,13 @@ def value_and_gradients(run, *args):
 @pytest.mark.parametrize("num_loops", [1, 3, 4, 7])
 @pytest.mark.parametrize("last", [1, 3, 9])
 def test_loops_that_are_drawn_are_those_that_are_fixed(num_loops, last):
-  """Values and all gradients; none to the start if a loop is cut."""
+  """Values and all gradients; none to the start if a loop is truncated."""
   got = value_and_gradients(drawn, jnp.asarray(num_loops), last)
   expected = value_and_gradients(truncated, num_loops, last)
   for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(x, y, atol=2e-5, rtol=1e-4)
   assert bool(jnp.any(got[1][2] != 0)) == (num_loops <= last)
-  if last == 9:  # All of them: loops that nobody needs may be left out.
+  if last == 9:  # All loops: unneeded ones may be skipped.
     for remat in (False, True):
       got = value_and_gradients(every, jnp.asarray(num_loops), remat)
       for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
@@ -129,7 +129,7 @@ def test_loops_that_are_drawn_are_those_that_are_fixed(num_loops, last):
   functools.partial(depth.run_all, most=50, remat=True),
 ], ids=["run", "run_all"])  # fmt: skip
 def test_weights_are_kept_once_for_all_loops(run):
-  """And, where loops are computed again, a carry is all that a loop leaves."""
+  """And with recomputation, a loop stores only its carry."""
   x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
   start = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
@@ -150,7 +150,7 @@ def test_a_row_is_what_it_is_alone_at_its_own_depth():
   """Its value, and its gradient to its own input and to the parameters."""
   depths = jnp.array([2, 6, 1])
 
-  def counted(shared, carry, k):  # Rows count their own loops.
+  def counted(shared, carry, k):  # Rows count loops separately.
     return step(shared, carry, k.reshape(-1, 1))
 
   def total(added, start, depths, rows):
@@ -202,7 +202,7 @@ def test_a_learned_depth_needs_two_rows():
 
 
 def test_a_learned_depth_follows_the_gradient_of_the_expected_cost():
-  """All draws of two rows, each as probable as it is."""
+  """All draws of two rows, weighted by their probabilities."""
   logits = jnp.array([0.3, -0.2, 0.5])
   costs = jnp.array([[2.0, 1.0, 0.2], [3.0, 0.5, 1.5]])  # By row and depth.
 

@@ -9,7 +9,7 @@ from loopjax.loop import driver
 
 
 def step(weight, carry, k):
-  """A carry that is done once its first entry passes 2."""
+  """A carry that is done once its first entry exceeds 2."""
   running = carry[0] < 2.0
   grown = jnp.where(running, jnp.tanh(weight * carry) + carry + 0.1, carry)
   return grown, {"value": grown, "k": k}
@@ -88,7 +88,7 @@ def test_unknown_kind_is_named():
 
 
 def settle(weight, x, num_steps, num_terms):
-  """z <- tanh(W z + x), with a part that the next step does not read."""
+  """z <- tanh(W z + x), with a part that the next step ignores."""
 
   def step(z, n):
     del n
@@ -104,7 +104,7 @@ X = jnp.array([0.5, -1.0, 0.3])
 
 
 def test_a_fixed_point_has_its_gradient():
-  """By the theorem of implicit functions, with a solver of its own."""
+  """By the implicit function theorem, with a separate solver."""
 
   def value(weight, x):
     _, last, records = settle(weight, x, 60, 60)
@@ -148,7 +148,7 @@ def test_records_are_of_all_steps():
 @pytest.mark.parametrize("want_first", [False, True])
 @pytest.mark.parametrize("kept", [0, 1, 2, 4, 9])
 def test_cut_gradients_are_those_of_the_last_steps(want_first, kept):
-  """Values never change; x is read by every step, the start by the first."""
+  """Values never change; every step uses x, the first uses the start."""
 
   def value(x, start):
     first, last, records = driver.run_truncated(
@@ -180,8 +180,11 @@ def test_cut_gradients_are_those_of_the_last_steps(want_first, kept):
 
 
 def test_a_part_of_the_carry_is_cut_between_all_steps_before_the_last():
-  """Of four steps the last: the other part keeps all of its gradient, but not
-  what the first part gave it by more than one step."""
+  """Of four steps, the last has a gradient.
+
+  The other part keeps its whole gradient, except contributions through the
+  first part over more than one step.
+  """
 
   def step(carry, n):
     cut, free = carry

@@ -1,4 +1,4 @@
-"""Exits against sums of chances in float64, and where those round."""
+"""Exits against sums of probabilities in float64, and cases of rounding."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ LOGITS = np.random.default_rng(0).normal(size=(4, 3, 5)) * 2
 
 
 def chances(logits):
-  """p_t as they are defined, in float64."""
+  """p_t by definition, in float64."""
   leave = 1 / (1 + np.exp(-logits.astype(np.float64)))
   stay = np.cumprod(1 - leave, axis=0)
   before = np.concatenate([np.ones_like(stay[:1]), stay[:-1]])
@@ -57,7 +57,7 @@ def test_the_first_loop_whose_cumulative_chance_reaches_the_threshold(
 
 
 def test_the_default_threshold_of_one_never_exits():
-  """Published code in bfloat16: a sigmoid of 1, so an exit after one loop."""
+  """Published code in bfloat16 rounds a sigmoid to 1: exits after one loop."""
   logits = jnp.full((4, 2), 100.0)
   assert jax.nn.sigmoid(jnp.bfloat16(6.5)) == 1.0
   assert jnp.array_equal(exits.first_exit(logits, 1.0), jnp.full(2, 3))
@@ -65,8 +65,8 @@ def test_the_default_threshold_of_one_never_exits():
 
 
 def test_logits_in_bfloat16_do_not_round_chances():
-  """Of a gate that is sure 1 - sigmoid(8) is 0 in bfloat16, and 3.4e-4 here."""
-  sure_and_not = np.tile([8.0, 0.25], (3, 1))  # Both are bfloat16 numbers.
+  """For a confident gate, 1 - sigmoid(8) is 0 in bfloat16, and 3.4e-4 here."""
+  sure_and_not = np.tile([8.0, 0.25], (3, 1))  # Exact in bfloat16.
   found = jnp.exp(exits.log_distribution(jnp.bfloat16(sure_and_not)))
   assert found.dtype == jnp.float32
   np.testing.assert_allclose(found, chances(sure_and_not), rtol=1e-5)
@@ -74,7 +74,7 @@ def test_logits_in_bfloat16_do_not_round_chances():
 
 @pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9, 1.0])
 def test_loop_by_loop_rows_leave_at_the_first_such_loop(threshold):
-  """Or with the last one that they may run; who is not there never runs."""
+  """Or with the last permitted loop; inactive rows never run."""
   logits = jnp.asarray(LOGITS.reshape(4, 15), jnp.float32)
   most = jnp.arange(15) % 4 + 1
   there = jnp.arange(15) > 0
@@ -128,7 +128,7 @@ def test_a_read_out_diverges_from_the_one_before():
 
 
 def test_a_stable_token_is_the_same_several_times():
-  """A threshold of 0.8 asks for five loops in a row."""
+  """A threshold of 0.8 requires five consecutive loops."""
   best = [2, 1, 1, 1, 1, 1, 0]
   logits = jax.nn.one_hot(jnp.asarray(best), 3)[:, None]
   found = read_outs("stable", logits)[:, 0]

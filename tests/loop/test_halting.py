@@ -39,7 +39,7 @@ def probabilities():
   rng = np.random.default_rng(0)
   columns = [rng.uniform(0, high, 12) for high in (0.02, 0.1, 0.3, 0.6, 1.0)]
   columns.append(np.full(12, 0.96))  # Stops at once.
-  columns.append(np.zeros(12))  # Never stops by itself.
+  columns.append(np.zeros(12))  # Never stops on its own.
   return jnp.asarray(np.stack(columns, axis=1), jnp.float32)
 
 

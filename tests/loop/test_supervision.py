@@ -1,4 +1,4 @@
-"""Rows that take, keep and leave examples."""
+"""Rows that take, keep and finish examples."""
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,11 @@ def test_rows_halt_when_they_want_to_and_at_the_last_segment():
 
 
 def test_explorers_stay_and_others_do_as_they_want():
-  """Of rows that want to halt after segment s of 5, with exploration q, a row
-  halts with chance 1 - q + q (s - 1) / 4: U{2..5} is at most s."""
+  """Probability of a row that wants to halt to do so.
+
+  After segment s of 5, with exploration q, it is 1 - q + q (s - 1) / 4: U{2..5}
+  is at most s.
+  """
   num, exploration = 40_000, 0.4
   wants = jnp.ones(num, bool)
   for step in range(1, 6):

@@ -29,7 +29,7 @@ CASES = {
 
 
 def arrays(case, dtype):
-  """Of two loops: student [2, 3, 5, 12], teacher of width 7, and tables."""
+  """Two loops: student [2, 3, 5, 12], teacher of width 7, and tables."""
   keys = jax.random.split(jax.random.key(0), 4)
   vocab, loops = case.get("vocab", 37), case.get("teacher_loops", 2)
   shapes = ((2, 3, 5, 12), (vocab, 12), (loops, 3, 5, 7), (vocab, 7))
@@ -116,14 +116,14 @@ def test_narrow_inputs_accumulate_in_float32(dtype, tolerance, beta):
   assert actual[0].dtype == jnp.float32
   assert {x.dtype for x in actual[1]} == {jnp.dtype(dtype)}
   assert_close(actual, expected, tolerance)
-  # The divergences are of the rounded inputs, and not rounded again.
+  # Divergences of rounded inputs, without further rounding.
   exact = plain(case)(*(x.astype(jnp.float32) for x in operands))
   assert_close(actual[0], exact, 1e-5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_equal_distributions_and_large_logits(beta):
-  """Nothing to learn from oneself; no logit is too large for a finite value."""
+  """Zero for equal distributions; finite for any logits."""
   hidden, table, *_ = arrays({}, jnp.float32)
   form = chunks({"beta": beta})
   same, grads = value_and_grads(form, hidden, table, hidden, table)
@@ -137,7 +137,7 @@ def test_equal_distributions_and_large_logits(beta):
 
 
 def test_limits_of_the_generalized_divergence():
-  """Over beta it tends to KL(T || S), over 1 - beta to KL(S || T)."""
+  """Divided by beta it tends to KL(T || S), by 1 - beta to KL(S || T)."""
   with jax.enable_x64(True):
     operands = [0.3 * x for x in arrays({}, jnp.float64)]
     for end, near in ((0.0, 1e-7), (1.0, 1 - 1e-7)):

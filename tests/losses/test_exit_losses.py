@@ -99,10 +99,10 @@ def test_the_objective_and_its_gradients(plain):
 
 
 def test_the_entropy_pulls_to_uniform_exits():
-  """Equal losses: the least is at 1 / K each, where H is log K."""
+  """Equal losses: the minimum is at 1 / K each, where H is log K."""
   losses = jnp.full((4, 1, 1), 0.5)
   batch = {"weights": jnp.ones((1, 1))}
-  chance = np.array([1 / 4, 1 / 3, 1 / 2, 1 / 2])  # Of those that are left.
+  chance = np.array([1 / 4, 1 / 3, 1 / 2, 1 / 2])  # Of the remaining ones.
   logits = jnp.asarray(np.log(chance / (1 - chance)), jnp.float32)
 
   def run(x):
@@ -115,7 +115,7 @@ def test_the_entropy_pulls_to_uniform_exits():
 
 
 def test_parts_of_a_batch_average_to_the_whole():
-  """By "mean_weight", as microbatches are computed."""
+  """By "mean_weight", as for microbatches."""
   mean = jnp.asarray(WEIGHTS.mean(), jnp.float32)
   for objective in ("expected", "improvement"):
     whole, _ = ours(objective, LOSSES, LOGITS)

@@ -84,14 +84,14 @@ def test_narrow_inputs_add_in_float32(dtype, tolerance):
   assert {x.dtype for x in actual[0]} == {jnp.dtype(jnp.float32)}
   assert {x.dtype for x in actual[1]} == {jnp.dtype(dtype)}
   assert_close(actual, expected, tolerance)
-  # The values are of the rounded inputs, and not rounded again.
+  # Values of rounded inputs, without further rounding.
   wide = [x.astype(jnp.float32) for x in operands[:2]]
   exact = jax.jit(plain(case))(*wide, operands[2])
   assert_close(actual[0], exact, 1e-5)
 
 
 def test_reference_by_hand():
-  """-log of the target's share, in NumPy, token by token."""
+  """-log of the target's probability, in NumPy, token by token."""
   case = {"vocab": 9, "padding": 2}
   with jax.enable_x64(True):
     hidden, table, targets = arrays(case, jnp.float64)
@@ -125,10 +125,10 @@ def test_padding_targets_are_finite_and_without_weight_move_nothing(form):
 def test_large_logits_neither_overflow_nor_lose_their_differences(
   offset, scale
 ):
-  """An offset common to all logits of a token changes no loss, to the bit."""
+  """A common offset of all logits of a token changes no loss, bitwise."""
   case = CASES["ragged"]
   hidden, table, targets = arrays(case, jnp.float32)
-  # Eighths, whose sums are exact with and without the offset.
+  # Multiples of 1/8: sums are exact with and without the offset.
   hidden, table = jnp.round(8 * hidden) / 8, jnp.round(8 * table) / 8
   table = table.at[:, 0].set(1.0)
   hidden = scale * hidden.at[..., 0].set(0.0)
@@ -206,7 +206,7 @@ def test_lowers_for_accelerators(platform):
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_scores_of_tokens(case):
-  """Losses, and the first of the most likely tokens, padding left out."""
+  """Losses, and the first of the most likely tokens, without padding."""
   real, options = case["vocab"] - case.get("padding", 0), chunks(case).keywords
   scores = functools.partial(token_scores, **options)
   run = jax.jit(scores, compiler_options=FAST)

@@ -30,5 +30,5 @@ def test_stablemax_has_a_gradient_at_one_and_far_away():
   logits = jnp.array([[1.0, -1e6, 1e6, 0.0]])
   loss = jax.grad(lambda x: jnp.sum(stablemax_cross_entropy(x, jnp.array([0]))))
   assert jnp.isfinite(loss(logits)).all()
-  # A softmax this sure of the wrong token has no smaller gradient of it.
+  # A softmax this confident in a wrong token has no smaller gradient.
   assert loss(logits)[0, 0] < -0.1

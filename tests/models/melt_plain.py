@@ -1,4 +1,4 @@
-"""MELT in NumPy and float64, token by token and head by head: what is meant."""
+"""MELT's definition in NumPy and float64, token by token and head by head."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def _sigmoid(x):
 
 
 def _rotated(x, place, base):
-  """x [heads, d_h] at a place."""
+  """Rotates x [heads, d_h] at a position."""
   half = x.shape[-1] // 2
   angle = place * base ** (-np.arange(half) / half)
   first, second = x[:, :half], x[:, half:]
@@ -101,7 +101,7 @@ _KV = ("key", "value")
 
 
 def _attended(query, rows):
-  """softmax over what is seen, [heads d_h], of a query [heads, d_h]."""
+  """Attention [heads d_h] of a query [heads, d_h] to the visible keys."""
   mixed = []
   for number, q in enumerate(query):
     group = number * len(rows[0][0]) // len(query)

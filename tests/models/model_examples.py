@@ -1,7 +1,7 @@
-"""Tiny models for tests: drawn piece by piece, run as compiled programs.
+"""Tiny models for tests: initialised piece by piece, run as compiled programs.
 
-Families and configs draw the same pieces, each compiled once, but run as
-programs of their own, each compiled as a whole.
+Families and configs share the pieces' initialisers, each compiled once; every
+model's forward pass is compiled as a whole.
 """
 
 import functools
@@ -26,24 +26,24 @@ def abstract(family, config, spec, options=LoopOptions()):
 
 @functools.cache
 def graph(family, config, spec, options=LoopOptions()):
-  """What is left of the model without its parameters."""
+  """The model without its parameters."""
   return nnx.split(abstract(family, config, spec, options))[0]
 
 
 @functools.cache
 def _drawn(family, config, spec):
-  with jax.ensure_compile_time_eval():  # Whoever asks first may be traced.
+  with jax.ensure_compile_time_eval():  # The first caller may be traced.
     model = family.Model(config, spec, rngs=nnx.Rngs(params=0))
   return nnx.to_pure_dict(nnx.state(model))
 
 
 def params_of(family, config, spec):
-  """Parameters as a nested dict of one's own."""
+  """Parameters as a new nested dict."""
   return jax.tree.map(lambda x: x, _drawn(family, config, spec))
 
 
 def merged(family, config, spec, params=None, options=LoopOptions()):
-  """The model with its parameters, or others."""
+  """The model with its own or other parameters."""
   params = params or params_of(family, config, spec)
   return nnx.merge(graph(family, config, spec, options), params)
 
@@ -74,8 +74,7 @@ def run(
 ):
   """The model's output for inputs; `keys` and `call` as in `Model.__call__`.
 
-  In float64 and as NumPy arrays if `exact`, for comparisons in which rounding
-  has no part.
+  In float64 and as NumPy arrays if `exact`, for comparisons without rounding.
   """
   forward = _forward(family, config, spec, options, exact, tuple(call.items()))
   params = params or params_of(family, config, spec)
@@ -83,6 +82,6 @@ def run(
 
 
 def count(family, config, spec):
-  """Number of parameters, without drawing them."""
+  """Number of parameters, without initialising them."""
   params = nnx.state(abstract(family, config, spec))
   return sum(leaf.size for leaf in jax.tree.leaves(params))

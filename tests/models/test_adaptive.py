@@ -36,7 +36,7 @@ def run(config=SMALL, params=None, **call):
 
 
 def drawn(config=SMALL, seed=7, scale=1.0):
-  """Parameters of which none is zero: routers and gates decide by token."""
+  """Non-zero parameters: routers and gates depend on the token."""
   params = examples.params_of(adaptive, config, SPEC)
   noise = np.random.default_rng(seed)
 
@@ -56,7 +56,7 @@ def spec_of(vocab, tokens=1024):
   ("config", "norms", "routers", "millions"),
   [
     (LOOP, 12 * 3 + 1, 12 * (769 + 1 + 3), 162.2),
-    # Those of queries and keys have no bias: half as many numbers.
+    # Projections of queries and keys have no bias.
     (PAPER, 12 * 5 + 1, 12 * (769 + 1 + 3), 210.2),
     (ISO_FLOP, 36 * 2 + 1, 0, 332.1),
   ],
@@ -74,7 +74,7 @@ def test_parameters_of_the_paper(config, norms, routers, millions):
 
 
 def test_three_loops_cost_what_36_layers_cost():
-  """And memory in every iteration 169.9 M multiply-adds, once 56.6 M."""
+  """And memory in every iteration costs 169.9 M multiply-adds, once 56.6 M."""
   spec = spec_of(50_304)
 
   def flops(config):
@@ -251,7 +251,7 @@ def test_a_fresh_router_halts_by_coin_tosses(mass, total, steps):
   np.testing.assert_allclose(output.stats["ponder_steps"], steps, rtol=1e-6)
   ponder = (steps - 1) / 2  # n~, equation 12.
   np.testing.assert_allclose(output.losses["ponder"], ponder, rtol=1e-6)
-  if mass != "renormalised":  # Shown are the weights before that.
+  if mass != "renormalised":  # The trace has the weights before that.
     np.testing.assert_allclose(output.loops["output_weight"].sum(), total)
 
 
@@ -267,7 +267,7 @@ def test_halting_weights_are_a_distribution(bias):
 
 @pytest.mark.long
 def test_the_router_learns_through_the_remainder():
-  """E[n] = 1 + q + q^2 with q = 1 - p; without a remainder it were another."""
+  """E[n] = 1 + q + q^2 with q = 1 - p, because of the remainder."""
   graphdef = examples.graph(adaptive, SMALL, SPEC)
   params = examples.params_of(adaptive, SMALL, SPEC)
 
@@ -282,7 +282,7 @@ def test_the_router_learns_through_the_remainder():
 
 
 def test_the_prior_is_a_truncated_geometric_distribution():
-  """Value and gradient, of a router that says the same to every token."""
+  """Value and gradient, for a router with the same output for every token."""
   config = dataclasses.replace(SMALL, ponder_weight=0.25, ponder_prior=0.3)
   graphdef = examples.graph(adaptive, config, SPEC)
   params = examples.params_of(adaptive, config, SPEC)
@@ -309,7 +309,7 @@ def test_the_prior_is_a_truncated_geometric_distribution():
     np.testing.assert_allclose(value, wanted, rtol=1e-4)
     np.testing.assert_allclose(added, 0.25 * wanted, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(slope, wanted_slope, rtol=1e-3)
-  (value, _), slope = run(200.0)  # All halt at once, none goes on.
+  (value, _), slope = run(200.0)  # All halt at once.
   first = 0.3 / (0.3 + 0.7 * 0.3 + 0.7**2 * 0.3)
   np.testing.assert_allclose(value, -np.log(first), rtol=1e-5)
   assert np.isfinite(slope)
@@ -343,7 +343,7 @@ def test_gates_start_at_their_bias():
 
 @crossing("placement", ["in_loop", "pre_layer", "post_layer"])
 def test_slots_that_are_read_alike_have_full_entropy(placement):
-  """Equal keys: attention is uniform, whatever the query."""
+  """Equal keys: attention is uniform for any query."""
   config = dataclasses.replace(SMALL, memory_placement=placement)
   params = drawn(config)
   alike = jnp.ones_like(params["global_bank"]["keys"])
@@ -362,7 +362,7 @@ def test_slots_that_are_read_alike_have_full_entropy(placement):
   for i in range(2):
     entropy = output.stats[f"global_entropy/layer={i}"]
     np.testing.assert_allclose(entropy, np.log(4), rtol=1e-5)
-    # Tokens differ, so that their mean reads more slots than each of them.
+    # Tokens differ: on average they use more slots than each alone.
     mean = local[:, :, i].mean(axis=0)
     of_mean = -(mean * jnp.log(mean)).sum(-1)
     assert (output.stats[f"local_entropy/layer={i}"] < of_mean).all()
@@ -370,8 +370,11 @@ def test_slots_that_are_read_alike_have_full_entropy(placement):
 
 @pytest.mark.parametrize("padding", [22, 3])
 def test_padding_is_left_out_of_statistics(padding):
-  """It stands at the end, where no token sees it, as an id of its own or as one
-  that documents have too, such as a tokenizer's end of a text."""
+  """Padding at the end of a row is seen by no token.
+
+  Its id is separate, or one that documents also have, such as a tokenizer's end
+  token.
+  """
   params = drawn()
   padded = TOKENS.at[:, 5:].set(padding)
   short = examples.run(adaptive, SMALL, SPEC, TOKENS[:, :5], params)
@@ -420,7 +423,7 @@ PAPER_LIKE = dataclasses.replace(SMALL, loop_scale=-7.0)
 
 @pytest.mark.parametrize("threshold", [1.0, 0.7])
 def test_a_layers_loop_ends_when_all_have_spent_their_mass(threshold):
-  """Layer 0 halts at once, all of it; layer 1 by coin tosses."""
+  """Layer 0 halts at once; layer 1 with probability 1/2 per step."""
   params = examples.params_of(adaptive, SMALL, SPEC)
   bias = params["layers"]["router"]["bias"]
   params["layers"]["router"]["bias"] = bias.at[0].set(200.0)

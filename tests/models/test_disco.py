@@ -149,7 +149,7 @@ class Oracle:
   ],
 )
 def test_numpy_agrees(changes):
-  """All parameters random, so that none of them can be forgotten."""
+  """All parameters random, to detect any omission."""
   config = dataclasses.replace(SMALL, **changes)
   params, treedef = jax.tree.flatten(params_of(config))
   keys = jax.random.split(jax.random.key(5), len(params))
@@ -174,7 +174,7 @@ def test_numpy_agrees(changes):
 
 @pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])
 def test_a_closed_gate_is_the_vanilla_loop(loop_norm):
-  """Equal parameters, equal bits."""
+  """Equal parameters, bitwise equal outputs."""
   ours = dataclasses.replace(SMALL, loop_norm=loop_norm, gate_value=0.0)
   names = {field.name for field in dataclasses.fields(looped.Config)}
   shared = {k: v for k, v in dataclasses.asdict(ours).items() if k in names}
@@ -248,7 +248,7 @@ def test_costs_by_hand():
 
 
 def test_an_edit_reaches_later_loops_and_positions_alone():
-  """It gets the mixed state, which the trace shows as it was."""
+  """It gets the mixed state, which the trace has unchanged."""
 
   def traced(edit):
     names = disco.TRACES
@@ -271,7 +271,7 @@ def test_an_edit_reaches_later_loops_and_positions_alone():
   ("num_tokens", "width", "rms"), [(1051, 512, 0.53), (129_280, 32, 0.056)]
 )
 def test_a_fresh_table_damps_the_channel(num_tokens, width, rms):
-  """What `Config.epsilon` says: the norm of a mean of many small vectors."""
+  """For `Config.epsilon`: the norm of a mean of many small vectors."""
   noise = np.random.default_rng(0).standard_normal((num_tokens, width))
   table = jnp.asarray(0.02 * noise, jnp.float32)
   nothing = jnp.zeros((1, 1, width))

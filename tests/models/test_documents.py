@@ -20,7 +20,7 @@ PACKED = dataclasses.replace(SPEC, packs_documents=True)
 DOCUMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3, 3, 3]])
 INPUTS = jax.random.randint(jax.random.key(3), DOCUMENTS.shape, 0, 20)
 LOOPS = 3
-# Families whose memory goes along a row.
+# Families whose memory carries along a row.
 REFUSING = ("hrm", "sleep", "trm", "urm", "utm")
 APART = by_size(set(CAUSAL) - set(REFUSING))
 
@@ -33,7 +33,7 @@ def _logits(name, kind, whole):
     model = examples.merged(family, config, PACKED, params)
     return model(inputs, documents=documents, kind=kind).logits
 
-  del whole  # Lengths differ, so that programs do.
+  del whole  # Other lengths use other programs.
   return jax.jit(logits, compiler_options=examples.FAST)
 
 
@@ -62,13 +62,13 @@ def test_a_packed_row_is_its_documents_alone(name):
     (there,) = np.nonzero(np.asarray(DOCUMENTS[row] == document))
     alone = run(name, INPUTS[row, there][None], None)[0]
     np.testing.assert_allclose(packed[row, there], alone, atol=1e-5)
-  # A row that is one document needs no number for it.
+  # A row with one document needs no document numbers.
   one = run(name, INPUTS, jnp.ones_like(DOCUMENTS))
   np.testing.assert_allclose(one, run(name, INPUTS, None), atol=1e-6)
 
 
 def batch_of(inputs):
-  """Only the last document of a row counts."""
+  """Only the last document of a row has weights."""
   last = jnp.max(DOCUMENTS, axis=1, keepdims=True)
   return {
     "inputs": inputs,
@@ -125,4 +125,4 @@ def test_families_that_would_mix_documents_refuse_them(name):
 
 def test_every_family_keeps_documents_apart_or_refuses_them():
   assert {*APART, *REFUSING} == set(MODELS)
-  assert VOCABULARY > 20  # No padding among the ids.
+  assert VOCABULARY > 20  # The ids have no padding.

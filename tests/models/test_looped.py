@@ -34,7 +34,7 @@ def test_parameters_of_the_paper_scale(mlp, ratio, block):
 
 
 def test_the_language_model_of_appendix_b_has_441_million_parameters():
-  """Feed-forward layers of 2,816, which the paper leaves open."""
+  """Feed-forward layers of 2,816, which the paper does not specify."""
   config = looped.Config(
     width=1024, num_layers=24, num_heads=16, mlp="swiglu", mlp_ratio=2.75,
     rope_base=1e6, num_loops=4,
@@ -114,7 +114,7 @@ def test_an_edit_that_changes_nothing_is_no_edit():
 
 @pytest.mark.parametrize("loop", [0, 1])
 def test_an_edit_reaches_later_loops_and_positions_alone(loop):
-  """Loops before and up to it, and tokens before it, keep every bit."""
+  """Earlier loops, this loop, and earlier tokens are bitwise unchanged."""
 
   def edit(state, k):
     return jnp.where(k == loop, state.at[:, 5].add(1.0), state)

@@ -41,7 +41,7 @@ def config_of(**changes):
 
 
 def params_of(config):
-  """With gates that open by much more or less than a half."""
+  """With gates far from 0.5."""
   params = examples.params_of(melt, config, SPEC)
   if "latent_gates" in params:
     gates = jax.tree.map(lambda x: 4 * x, params["latent_gates"])
@@ -69,7 +69,7 @@ def _pass(config, chunk, keep, with_alpha):
 
 def loops(config, chunk, params=None, *, tokens=TOKENS, alpha=None,
           keep=("hidden",), documents=None):  # fmt: skip
-  """What the loops leave, by name, in float64."""
+  """Results of the loops by name, in float64."""
   run = _pass(config, chunk, keep, alpha is not None)
   share = jnp.float32(1.0 if alpha is None else alpha)
   return run(params or params_of(config), tokens, share, documents)
@@ -93,7 +93,7 @@ def taught():
 
 
 def student(config):
-  """The parameters of MELT that starts from the looped model."""
+  """The parameters of a MELT model initialised from the looped model."""
   own = params_of(config)
   gates = {k: v for k, v in own.items() if k == "latent_gates"}
   return {**taught()[0], **gates}
@@ -137,7 +137,7 @@ def test_a_closed_gate_in_one_chunk_is_the_looped_model():
   np.testing.assert_allclose(
     hidden(config, 8, student(config)), taught()[1], atol=1e-6
   )
-  # A learned gate far below zero keeps nothing either.
+  # A learned gate far below zero also keeps nothing.
   config = config_of()
   params = student(config)
   gates = jax.tree.map(jnp.zeros_like, params["latent_gates"])
@@ -147,7 +147,7 @@ def test_a_closed_gate_in_one_chunk_is_the_looped_model():
 
 
 def test_one_loop_is_a_transformer():
-  """B.3, 6: whatever the gate and the chunk."""
+  """B.3, 6: for any gate and chunk."""
   config = config_of(num_loops=1)
   closed = config_of(num_loops=1, gate="last")
   expected = hidden(closed, 8, student(closed))
@@ -197,7 +197,7 @@ def test_documents_of_a_chunk_do_not_see_each_other():
 
 
 def test_outputs_depend_on_where_chunks_end():
-  """B.3, 5: chunks of one token are exact, others are not what they are."""
+  """B.3, 5: chunks of one token are exact, others differ."""
   config = config_of()
   one, two, four = (hidden(config, chunk)[-1] for chunk in (1, 2, 4))
   np.testing.assert_allclose(one[:, 0], four[:, 0], atol=1e-5)
@@ -209,7 +209,7 @@ def test_outputs_depend_on_where_chunks_end():
 @pytest.mark.parametrize("chunk_size", [0, 2])
 @pytest.mark.parametrize("alpha", [None, 0.4])
 def test_sweeps_become_reading_token_by_token(chunk_size, alpha):
-  """B.3, 8: the first s + 1 tokens, wherever the pass before begins."""
+  """B.3, 8: the first s + 1 tokens, for any start of the previous pass."""
   config = config_of()
 
   @functools.partial(
@@ -247,12 +247,12 @@ def test_sweeps_become_reading_token_by_token(chunk_size, alpha):
   ],
 )
 def test_fixed_gates_are_the_papers_variants(mode, shares):
-  """B.3, 7: the shares of the inputs of four loops in the latent."""
+  """B.3, 7: the weights of the inputs of four loops in the latent."""
   model = examples.merged(melt, config_of(gate=mode), SPEC)
   layer = jax.tree.map(lambda x: x[0], model.stack().layers)
   inputs = jax.random.normal(jax.random.key(0), (4, 1, 1, 16))
   none = jnp.ones((1, 1, 4)), jnp.zeros((1, 1, 4))
-  latent = jnp.full_like(inputs[0], jnp.nan)  # Of no use in the first loop.
+  latent = jnp.full_like(inputs[0], jnp.nan)  # Unused in the first loop.
   for loop, x in enumerate(inputs):
     latent, (_, value) = algorithm.update(
       layer, mode, jnp.asarray(loop), x, latent, none
@@ -268,7 +268,7 @@ def test_fixed_gates_are_the_papers_variants(mode, shares):
 @pytest.mark.long
 @pytest.mark.parametrize("alpha", [None, 0.4])
 def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
-  """Through all earlier chunks, with documents; and of fewer, if asked."""
+  """Through all earlier chunks, with documents; and through fewer if set."""
   config = config_of()
 
   def gradients(reach):
@@ -290,7 +290,7 @@ def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
     )
 
   ours, detached = gradients(-1), gradients(0)
-  near = gradients(3)  # Of four chunks, so that it is all.
+  near = gradients(3)  # Three of four chunks: all.
   for got, want in zip(*map(jax.tree.leaves, (near, ours)), strict=True):
     scale = np.abs(want).max()
     np.testing.assert_allclose(got, want, atol=1e-5 * scale)
@@ -328,7 +328,7 @@ PHASE_1 = {"distill": "all", "alpha": 0.0, "interpolation_steps": 5}
 
 @pytest.mark.long
 def test_phase_1_begins_as_its_teacher():
-  """No loss, whatever the chunks and their jitter; then the latents come."""
+  """Zero loss for any chunks and jitter; then latents take effect."""
   for changes in ({}, {"chunk_jitter": True}):
     config = config_of(**PHASE_1, align_weight=1.0, **changes)
     batch = {**BATCH, "documents": DOCUMENTS} if changes else BATCH
@@ -360,7 +360,7 @@ def test_the_last_loop_learns_the_teachers_last():
 
 
 def test_the_key_shifts_the_bounds_of_chunks():
-  """With jitter alone; there are as many shifts as tokens in a chunk."""
+  """Only with jitter; there are as many shifts as tokens in a chunk."""
   for jitter, num in ((True, 4), (False, 1)):
     config = config_of(distill="none", chunk_size=4, chunk_jitter=jitter)
     params = student(config)
@@ -396,7 +396,7 @@ def test_the_teachers_loops_are_run_as_its_own_family_runs_them():
   assert records["attention"].shape == (LOOPS, 2, 2, LENGTH, 16)
 
 
-# Settings that are MELT's own, and what each needs in order to matter.
+# MELT's own settings, and what each needs to have an effect.
 SETTINGS = {
   "gate": ("mean", {}),
   "gate_bias": (1.0, {}),
@@ -434,14 +434,14 @@ def test_no_setting_is_ignored(name):
 
     params = examples.params_of(melt, config, SPEC)
     trained = jax.make_jaxpr(jax.grad(run))(params)
-    # Functions have addresses, which always differ.
+    # Function addresses always differ.
     programs.append(re.sub("0x[0-9a-f]+", "", f"{drawn} {trained}"))
   assert programs[0] != programs[1]
 
 
 @dataclasses.dataclass
 class Run:
-  """Of a teacher."""
+  """Loss with a teacher."""
 
   model: object
 
@@ -499,7 +499,7 @@ def _reader(config):
 
 
 def test_parts_of_whole_chunks_are_read_as_they_are_trained():
-  """Chunks are of the text: padding before or inside of it moves none."""
+  """Chunks follow the text: padding before or within it does not move them."""
   config = config_of(prefill_chunk=4)
   params = params_of(config)
   expected = examples.run(melt, config, SPEC, TOKENS, params).logits
@@ -525,7 +525,7 @@ def test_parts_of_whole_chunks_are_read_as_they_are_trained():
 
 
 def test_rows_of_unequal_lengths_read_their_own_entries():
-  """In every layer, within a span that has room for all of them."""
+  """In every layer, within a span that fits all of them."""
   config = config_of()
   params, read = params_of(config), _reader(config)
   expected = examples.run(melt, config, SPEC, TOKENS, params).logits
@@ -558,7 +558,7 @@ def test_a_full_cache_stays_as_it_is():
 
 @pytest.mark.long
 def test_training_keeps_one_buffer():
-  """Of 16 chunks; autodiff of the scan keeps the buffer of each."""
+  """With 16 chunks; autodiff of the scan stores the buffer of each."""
   count, size = 16, 8
   spec = dataclasses.replace(SPEC, sequence_length=count * size)
   config = config_of(chunk_size=size, width=16, num_loops=2)

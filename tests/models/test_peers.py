@@ -22,7 +22,7 @@ SIZES = {
   "num_loops": 3, "num_cycles": 3, "num_memory_tokens": 3, "exploration": 0.0,
   "precision": "float32",
 }  # fmt: skip
-# By the names of the fixtures; the first part is the family's.
+# By fixture name; the first part is the family's.
 CONFIGS = {
   "trm_attention": {"num_latent_steps": 2},
   "trm_mlp": {
@@ -48,7 +48,7 @@ def model_of(name, **changes):
 
 @functools.cache
 def stored(name):
-  """What PyTorch computed, by name."""
+  """PyTorch's results by name."""
   return dict(np.load(FIXTURES / f"{name}.npz"))
 
 
@@ -69,8 +69,8 @@ def _name(path):
 def step_of(family, config):
   """One segment: (loss, metrics), gradients, of parameters and a batch.
 
-  In float64, as the fixtures are, from their initial state: cycles amplify what
-  another processor rounds in it.
+  In float64 like the fixtures, from their initial state: cycles amplify another
+  processor's rounding.
   """
 
   @strict_dtypes()
@@ -117,7 +117,7 @@ def data(num_steps=1, rows=2):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_segments_are_those_of_the_pseudo_code(name):
-  """Losses, gradients and who halts; the second goes on, or takes the next."""
+  """Losses, gradients and halting; the second segment continues or restarts."""
   expected = stored(name)
   start = supervised.start(len(expected["start"]), (1, 1, 8))
   np.testing.assert_allclose(
@@ -139,7 +139,7 @@ def test_two_segments_are_those_of_the_pseudo_code(name):
 
 
 def test_a_row_is_right_if_all_that_counts_is():
-  """The halting head learns so; what has no weight may be anything."""
+  """The halting head's targets; cells without weight do not count."""
   model, params = model_of("trm_attention"), params_of("trm_attention")
   batch = {name: x[0] for name, x in data(rows=3).items()}
   output = examples.run(
@@ -147,7 +147,7 @@ def test_a_row_is_right_if_all_that_counts_is():
   )
   batch["targets"] = np.array(np.argmax(output.logits, axis=-1), np.int32)
   batch["targets"][1:, 2] = (batch["targets"][1:, 2] + 1) % SPEC.vocab_size
-  batch["weights"][:2, 2] = 0.0  # Only the last row is wrong where it counts.
+  batch["weights"][:2, 2] = 0.0  # Only the last row has weighted errors.
   whole = {name: x[None] for name, x in batch.items()}
   _, metrics, _ = train(model, params, whole, 1)[0]
   np.testing.assert_allclose(metrics["right"], 2 / 3, rtol=1e-6)
@@ -157,13 +157,13 @@ def test_a_row_is_right_if_all_that_counts_is():
 
 
 def stablemax_of(logits):
-  """The distribution that is trained, by its definition."""
+  """The distribution in training, by its definition."""
   s = np.where(logits < 0, 1 / (1 - np.minimum(logits, 0)), logits + 1)
   return s / s.sum(axis=-1, keepdims=True)
 
 
 def stablemax(output):
-  """The distribution that evaluations and figures see."""
+  """The distribution in evaluations and figures."""
   powers = np.exp(output.logits)
   return powers / powers.sum(axis=-1, keepdims=True)
 
@@ -175,9 +175,9 @@ def test_a_forward_pass_is_segments_in_a_row(name):
   names = ("margin", "confidence")
   output = examples.run(*call, num_loops=2, trace=names, exact=True)
   one = examples.run(*call, num_loops=1, exact=True)
-  on = ~expected["0/halted"]  # Those that PyTorch kept for a second segment.
+  on = ~expected["0/halted"]  # Rows that PyTorch kept for a second segment.
   first, second = expected["0/logits"], expected["1/logits"][on]
-  # The fixtures have float32 of the state that is drawn here in float64.
+  # The fixtures have the float32 values of the state, drawn here in float64.
   np.testing.assert_allclose(stablemax(one), stablemax_of(first), atol=1e-4)
   np.testing.assert_allclose(
     stablemax(output)[on], stablemax_of(second), atol=1e-4
@@ -195,7 +195,7 @@ def test_a_forward_pass_is_segments_in_a_row(name):
 
 
 def test_pytorch_still_says_so():
-  """The fixtures are what their script makes."""
+  """The fixtures equal their script's output."""
   pytest.importorskip("torch")
   sys.path.append(str(FIXTURES))
   import make_peers
@@ -220,7 +220,7 @@ def test_published_numbers_of_parameters(name):
 
 @pytest.mark.long
 def test_a_row_without_segments_left_takes_the_next_example():
-  """After N_sup segments, whatever its head says; and no row before."""
+  """After N_sup segments, whatever its head says; and no row earlier."""
   model = model_of("trm_attention")
   params = examples.params_of(*model, SPEC)  # The head says never.
   batches = data(num_steps=5)

@@ -116,7 +116,7 @@ def test_its_costs_are_those_of_as_many_loops():
   ours = transformer.costs(transformer.Config(**sizes), spec, 3)
   loops = looped.costs(looped.Config(**sizes), spec, 3)
   assert ours == loops
-  # By hand: 8 tokens; 12 width^2 and attention of 8 keys in each of 2 layers.
+  # By hand: 8 tokens; 12 width^2 and attention to 8 keys in each of 2 layers.
   block = 12 * 16**2 + 2 * 8 * 16
   head = 1051 * 16
   expected = [2 * 8 * (head + 2 * block * copies) for copies in (1, 2, 3)]

@@ -45,7 +45,7 @@ def run(config=SMALL, **call):
 
 
 def gradient_of(function, config=SMALL, options=LoopOptions()):
-  """(value, gradient) of what `function` makes of a model."""
+  """(value, gradient) of `function` of a model."""
   graphdef = examples.graph(utm, config, SPEC, options)
 
   def value(params):
@@ -155,7 +155,7 @@ def test_while_runs_only_until_every_token_has_stopped():
 
 
 def test_no_memory_tokens_is_a_model_without_memory():
-  """T=0 against the recursion written out without any memory."""
+  """T = 0 against the recursion written without any memory."""
   config = dataclasses.replace(SMALL, num_memory_tokens=0)
   model, inputs = make(config), BATCH["inputs"]
   names = set(nnx.to_pure_dict(nnx.state(model)))
@@ -186,7 +186,7 @@ def test_no_memory_tokens_is_a_model_without_memory():
 
 
 def test_memory_lies_in_memory_as_cells_do():
-  """Else the whole stream is laid out by XLA for GPUs as a copied row is."""
+  """Otherwise XLA for GPUs gives the whole stream a copied row's layout."""
   program = jax.make_jaxpr(make()._embed)(BATCH["inputs"])
   (found,) = [x for x in program.eqns if "layout" in x.params]
   assert found.invars[0].aval.shape == (3, SMALL.num_memory_tokens, SMALL.width)
@@ -219,14 +219,14 @@ def test_one_fixed_loop_is_one_block():
 
 @pytest.mark.parametrize("freeze", ["pre", "post", "none"])
 def test_freeze_says_which_state_a_halted_token_keeps(freeze):
-  """Every token stops at step 0 or 1; what others see of it must differ."""
+  """Every token stops at step 0 or 1; other tokens must see a difference."""
   config = dataclasses.replace(
     SMALL, freeze=freeze, router_bias=9.0, step_embedding="none"
   )
   hidden = np.asarray(run(config, trace=("hidden",)).trace["hidden"])
   repeats = [np.allclose(hidden[k], hidden[k + 1], atol=1e-6) for k in range(3)]
   # pre: h stays the embedding, so every step computes the same g. post: h is
-  # g_0 from step 1 on. none: h keeps changing.
+  # g_0 from step 1 on. none: h continues to change.
   expected = {
     "pre": [True, True, True],
     "post": [False, True, True],
@@ -254,7 +254,7 @@ def test_positions(positions):
   assert table.shape[0] == 19
   first_cell = {"overlap": [0], "offset": [3], "none": [0], "grid": [0, 0, 0]}
   assert table[3].tolist() == first_cell[positions]
-  # Memory comes first, in a row along every coordinate.
+  # Memory comes first, with increasing positions in every coordinate.
   places = np.arange(3) * (positions != "none")
   assert (table[:3] == places[:, None]).all()
   if positions == "grid":
@@ -275,7 +275,7 @@ def test_trace_is_what_the_model_did():
 
 @pytest.mark.parametrize("kind", ["scan", "while"])
 def test_attention_on_memory_is_that_of_the_maps(kind):
-  """Over the steps that were run; with "while" here fewer than K."""
+  """Over the executed steps; with "while" here fewer than K."""
   config = dataclasses.replace(SMALL, router_bias=1.5)
   names = ("attention", "attention_mass")
   output = run(config, kind=kind, trace=names)

@@ -1,4 +1,4 @@
-"""cuDNN's attention in plain JAX, for machines that have none."""
+"""cuDNN's attention in plain JAX, for machines without cuDNN."""
 
 import json
 
@@ -10,17 +10,17 @@ from loopjax.nn.attention import cudnn
 
 
 class Instead:
-  """Computes what XLA's custom calls of cuDNN are given, and keeps what it was.
+  """Computes XLA's custom calls of cuDNN, and records their arguments.
 
   Attributes:
-    given: for every call the shapes of the query, the key and the bias or None,
-      and the type of the mask.
+    given: per call, the shapes of the query, the key and the bias or None, and
+      the type of the mask.
   """
 
   def __init__(self, monkeypatch):
     self.given = []
     monkeypatch.setattr(jax.ffi, "ffi_call", self.ffi_call)
-    monkeypatch.setitem(cudnn._ELEMENTS, "float32", "F32")  # Tests alone.
+    monkeypatch.setitem(cudnn._ELEMENTS, "float32", "F32")  # Only in tests.
 
   def ffi_call(
     self,
@@ -41,7 +41,7 @@ class Instead:
     heads_first = [layout == (0, 2, 1, 3) for layout in output_layouts]
     assert heads_first == [len(x.shape) == 4 for x in results]
     assert not config["dropout_rate"] and config["is_flash_attention"]
-    # A workspace that XLA sizes.
+    # A workspace sized by XLA.
     assert results[-1].shape == (0,) and results[-1].dtype == jnp.uint8
 
     def call(*operands):
@@ -111,6 +111,6 @@ def _logits(query, key, bias, lengths, config):
       for length, number in zip(logits.shape[2:], lengths, strict=True)
     )
     seen = real[:, None, :, None] & there[:, None, None]
-    # cuDNN writes zeros for queries that are not real; NaN is noticed.
+    # cuDNN writes zeros for padding queries; NaN would be noticed.
     logits = jnp.where(seen, logits, -jnp.inf)
   return logits

@@ -1,4 +1,4 @@
-"""Who computes attention; dense masks over all pairs are the meaning."""
+"""Implementations of attention, against dense masks over all pairs."""
 
 import functools
 
@@ -31,7 +31,7 @@ def operands(length, heads=4, groups=2, width=4, dtype=jnp.float32):
 
 
 def visible(ids, causal):
-  """What a token sees, bool [B, T, T]."""
+  """The mask, bool [B, T, T]."""
   seen = ids[:, :, None] == ids[:, None]
   return seen & np.tri(ids.shape[1], dtype=bool) if causal else seen
 
@@ -74,7 +74,7 @@ def test_documents_and_parts_of_the_queries(
 
 
 def test_logits_are_of_a_part_of_the_queries():
-  """Forward and backward, whatever the length."""
+  """Forward and backward, for any length."""
   x = jax.ShapeDtypeStruct((1, 4096, 1, 8), jnp.float32)
 
   def gradient(query, key, value):
@@ -88,8 +88,8 @@ def test_logits_are_of_a_part_of_the_queries():
 
 
 def test_causal_attention_leaves_out_most_hidden_pairs(monkeypatch):
-  """Forward and backward, of one long row."""
-  monkeypatch.setattr(dot_product, "_PART", 512)  # Without loops to count.
+  """Forward and backward, for one long row."""
+  monkeypatch.setattr(dot_product, "_PART", 512)  # No loops to count.
   x = jax.ShapeDtypeStruct((1, 512, 1, 8), jnp.float32)
 
   def flops(causal):
@@ -114,7 +114,7 @@ def test_the_backward_pass_keeps_keys_once_for_all_parts():
     )[1]
 
   kept = jax.tree.leaves(jax.eval_shape(residuals, x, x, x, ids))
-  # Queries, keys, values and outputs, and some numbers a token.
+  # Queries, keys, values and outputs, and some numbers per token.
   assert sum(leaf.size for leaf in kept) < 5 * x.size
 
 
@@ -124,7 +124,7 @@ def test_the_backward_pass_keeps_keys_once_for_all_parts():
 )
 def test_splash_attention_is_the_same(monkeypatch, length, documents, causal):
   *arrays, ids = operands(length, heads=2, groups=1, width=128)
-  # A row of the last document alone, and one of several.
+  # A row with only the last document, and one with several.
   ids = ids.at[0].set(1) if documents else jnp.zeros_like(ids)
   given = ids if documents else None
 
@@ -145,7 +145,7 @@ def test_splash_attention_is_the_same(monkeypatch, length, documents, causal):
 def test_what_is_padded_for_cudnn_changes_nothing(
   monkeypatch, length, documents, causal
 ):
-  """XLA computes what cuDNN is given: heads of 8, even lengths with a mask."""
+  """XLA computes cuDNN's calls: heads of 8, even lengths with a mask."""
   *arrays, ids = operands(length, width=6)
   ids = ids if documents else jnp.zeros_like(ids)
   given = Instead(monkeypatch).given

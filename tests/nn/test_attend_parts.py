@@ -1,4 +1,4 @@
-"""Several sequences of keys: one softmax over all of them is the meaning."""
+"""Several sequences of keys, against one softmax over all of them."""
 
 import functools
 
@@ -28,7 +28,7 @@ def operands(tokens, num_keys, width, heads=4, groups=2):
 
   query, cotangent = some(tokens, heads), some(tokens, heads)
   own, past = ([some(n, groups) for _ in range(2)] for n in (tokens, num_keys))
-  # What is not written yet must not matter.
+  # Unwritten keys must have no effect.
   return (query, *own, *past), cotangent
 
 
@@ -42,7 +42,7 @@ def documents(tokens, num_keys):
 
 
 def parts_of(own, past, written, ids):
-  """A chunk and its history, as MELT has them."""
+  """A chunk and its history, as in MELT."""
   of_past, here = ids or (None, None)
   return (
     Part(*own, first=0, documents=None if ids is None else (here, here)),
@@ -96,7 +96,7 @@ def check(implementation, arrays, cotangent, written, ids, atol=1e-5):
 def test_a_chunk_and_its_history_are_one_softmax(
   monkeypatch, implementation, written, packed
 ):
-  """Also with odd numbers of tokens, and heads that cuDNN does not take."""
+  """Also with odd numbers of tokens, and widths that cuDNN does not support."""
   monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)  # float32.
   given = Instead(monkeypatch).given
   arrays, cotangent = operands(5, 9, width=6)
@@ -122,7 +122,7 @@ def test_splash_attention_merges_them_too(monkeypatch, written, packed):
 
 @pytest.mark.parametrize("implementation", ["cudnn", "splash"])
 def test_a_row_that_is_read_again(monkeypatch, implementation):
-  """MELT's sweeps: a token sees itself, and what was written before it."""
+  """MELT's sweeps: a token sees itself and earlier writes."""
   monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)
   Instead(monkeypatch)
   make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
@@ -145,7 +145,7 @@ def test_a_row_that_is_read_again(monkeypatch, implementation):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("implementation", ["xla", "cudnn", "splash"])
 def test_a_window_and_its_past(monkeypatch, implementation, masked):
-  """Sleep's: tokens see a number of tokens before them, and no padding."""
+  """Sleep's windows: tokens see a number of earlier tokens, and no padding."""
   monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)
   Instead(monkeypatch)
   make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
@@ -177,7 +177,7 @@ def test_a_window_and_its_past(monkeypatch, implementation, masked):
 
 
 def test_the_backward_pass_of_cudnn_is_called_for_every_part():
-  """Lowered alone, as `fit` does without a GPU; the bias's own is not read."""
+  """Lowered only, as by `fit` without a GPU; the bias's gradient is unused."""
   x = jax.ShapeDtypeStruct((2, 16, 4, 64), jnp.bfloat16)
   past = jax.ShapeDtypeStruct((2, 48, 4, 64), jnp.bfloat16)
   row = jax.ShapeDtypeStruct((2, 64), jnp.int32)
@@ -194,7 +194,7 @@ def test_the_backward_pass_of_cudnn_is_called_for_every_part():
   calls = [line for line in text.splitlines() if "@__cudnn" in line]
   backward = [line for line in calls if "SoftmaxBackward" in line]
   assert len(calls) == 4 and len(backward) == 2
-  # Gradients of query, key and value, and a space to work in.
+  # Gradients of query, key and value, and a workspace.
   results = [line.split("->")[-1].count("tensor<") for line in backward]
   assert results == [4, 4]
   assert sum("PADDING" in line for line in calls) == 2
@@ -202,7 +202,7 @@ def test_the_backward_pass_of_cudnn_is_called_for_every_part():
 
 
 def test_other_conditions_are_xlas():
-  """A cache's: any mask, whatever the implementation."""
+  """Caches: any mask, with any implementation."""
   arrays, _ = operands(4, 7, width=8)
   query, key, value = arrays[0], *arrays[3:]
   seen = jnp.asarray(np.random.default_rng(1).random((2, 4, 7)) < 0.7)

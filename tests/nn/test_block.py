@@ -40,7 +40,7 @@ X = np.asarray(jax.random.normal(jax.random.key(1), (2, TOKENS, WIDTH)))
 
 
 def drawn(module_type, shape):
-  """A module all of whose parameters are random, its norms' gains too."""
+  """A module with all parameters random, including norms' gains."""
   graphdef, params = nnx.split(
     nnx.eval_shape(
       lambda: module_type(shape, precision=Precision(), rngs=nnx.Rngs(params=0))
@@ -66,8 +66,8 @@ class ByHand:
   """A block in NumPy, one head after another.
 
   Args:
-    params: nested dict; what a model has not, is not asked for.
-    name: of SHAPES.
+    params: nested dict; only used where the model has them.
+    name: a key of SHAPES.
   """
 
   def __init__(self, params, name):
@@ -158,7 +158,7 @@ def test_blocks_have_these_parameters_and_no_others(name, expected):
 
 
 def test_grouped_heads_are_repeated_ones():
-  """Also in the maps that are shown, and with earlier tokens in sight."""
+  """Also in attention maps, and with earlier tokens."""
   grouped = drawn(attention.Attention, GROUPED)
   shape = dataclasses.replace(GROUPED, num_key_value_heads=4)
   every = drawn(attention.Attention, shape)

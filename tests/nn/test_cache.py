@@ -1,4 +1,4 @@
-"""Caches against lists: which loops' keys are kept, and who sees whom."""
+"""Caches against lists: which loops' keys are kept, and the masks."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from loopjax.types import PRECISIONS
 ROWS, LAYERS, LOOPS, ROOM = 3, 2, 4, 8
 SHAPE = Shape(8, 2, num_key_value_heads=2, head_width=4, mlp_width=8)
 SLOTS = LAYERS * LOOPS
-LENGTHS = np.array([5, 2, 3])  # Of the rows' prompts.
+LENGTHS = np.array([5, 2, 3])  # Prompt lengths of the rows.
 
 
 def empty(kind, max_tokens=ROOM):
@@ -22,19 +22,19 @@ def empty(kind, max_tokens=ROOM):
   made = cache_lib.empty(
     SHAPE, slots, ROWS, max_tokens, PRECISIONS["float32"], weight
   )
-  nothing = jnp.full_like(made.key, jnp.nan)  # Of unwritten places.
+  nothing = jnp.full_like(made.key, jnp.nan)  # In unwritten places.
   return cache_lib.Cache(nothing, nothing, made.length, weight)
 
 
 def caches(kind, max_tokens=ROOM):
-  """As `models.reading` puts them together."""
+  """As assembled by `models.reading`."""
   if kind == "split":
     return split.SplitCache(empty("per_loop", 6), empty("last_loop", 4))
   return empty(kind, max_tokens)
 
 
 def kept(kind, loop, by_loop):
-  """What a loop finds of the values [K, ...] of the loops up to its own."""
+  """A loop's view of the values [K, ...] of the loops up to its own."""
   return {
     "per_loop": by_loop[loop],
     "last_loop": by_loop[loop],
@@ -45,7 +45,7 @@ def kept(kind, loop, by_loop):
 
 @pytest.mark.parametrize("kind", cache_lib.KINDS)
 def test_loops_share_what_the_kind_says(kind):
-  """A key and a value of their own for every layer, loop and token."""
+  """Distinct keys and values for every layer, loop and token."""
   cache = caches(kind)
   valid = np.arange(5)[None] < LENGTHS[:, None]
   places = cache.places(jnp.asarray(valid))
@@ -69,15 +69,18 @@ def test_loops_share_what_the_kind_says(kind):
 
 
 class Text:
-  """Rows of tokens whose keys are their numbers, written to a cache."""
+  """Writes rows of tokens, whose keys are their numbers, to a cache."""
 
   def __init__(self, kind):
     self.cache = caches(kind)
     self.rows = [[] for _ in range(ROWS)]
 
   def read(self, valid):
-    """Reads a part [B, S]; checks the place in the text of every token, and
-    what it sees in the last loop: all tokens of its row up to itself."""
+    """Processes a part [B, S] and checks what tokens see.
+
+    Checks every token's position in the text, and that in the last loop it sees
+    all tokens of its row up to itself.
+    """
     num = valid.shape[1]
     start = np.array([len(row) for row in self.rows])[:, None]
     place = start + np.cumsum(valid, axis=1) - 1
@@ -88,7 +91,7 @@ class Text:
     key = jnp.broadcast_to(
       jnp.float32(number)[..., None, None], (ROWS, num, 2, 4)
     )
-    for slot in range(SLOTS):  # Loops differ by a sign, but for the last.
+    for slot in range(SLOTS):  # Loops differ by a sign, except the last.
       sign = 1.0 if slot >= SLOTS - LAYERS else -1.0
       self.cache = self.cache.write(jnp.asarray(slot), sign * key, key, places)
     seen = np.asarray(self.cache.read(jnp.asarray(SLOTS - 1))[0])[:, 0, :, 0]
@@ -103,8 +106,10 @@ class Text:
 
 @pytest.mark.parametrize("kind", ["per_loop", "last_loop", "split"])
 def test_tokens_see_those_before_them(kind):
-  """Prompts in two parts, of which a row waits for one; then token by token,
-  of which a row skips one; then another part."""
+  """Prompts in two parts, then token by token, then another part.
+
+  A row skips one of the two parts, and a row skips a token.
+  """
   text, place = Text(kind), np.arange(3)
   text.read(place[None] < np.array([[3], [2], [1]]))
   text.read(place[None, :2] < np.array([[2], [0], [1]]))
@@ -123,7 +128,7 @@ def test_tokens_see_those_before_them(kind):
 
 
 def test_what_does_not_fit_is_not_written():
-  """Neither of a prompt into the places of what is generated."""
+  """Nor from a prompt into the places of generated tokens."""
   cache = caches("split")
   places = cache.places(jnp.ones((ROWS, 7), bool))
   assert places[0].tolist() == [0, 1, 2, 3, 4, 5, cache.capacity]
@@ -144,7 +149,7 @@ def test_a_span_is_the_first_places():
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("kind", cache_lib.KINDS)
 def test_rows_are_read_and_written_apart_from_others(kind, apart):
-  """As in the whole cache; a row out of range stands for none."""
+  """As in the whole cache; rows out of range are absent."""
 
   def filled(cache, valid, apart=False):
     places = cache.places(jnp.asarray(valid))
@@ -180,7 +185,7 @@ def test_rows_are_read_and_written_apart_from_others(kind, apart):
 
 @pytest.mark.parametrize("with_own", [False, True])
 def test_skipped_loops_are_filled(with_own):
-  """With what a row wrote in its last loop, or what it would have in none."""
+  """With the keys and values of the row's last loop, or of its state."""
   ran = np.array([4, 1, 2])
   cache = caches("per_loop")
   places = cache.places(jnp.array([[True], [True], [False]]))
@@ -211,4 +216,4 @@ def test_skipped_loops_are_filled(with_own):
         expected = other[:, row, 0] if skipped else wrote[last, :, row, 0]
         slots = slice(loop * LAYERS, (loop + 1) * LAYERS)
         np.testing.assert_array_equal(got[slots, row, :, 0], expected)
-    assert np.isnan(got[:, 2]).all()  # It is no token.
+    assert np.isnan(got[:, 2]).all()  # Not a token.

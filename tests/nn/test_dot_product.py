@@ -1,4 +1,4 @@
-"""Attention over dense logits: NumPy in float64 is the meaning."""
+"""Attention over dense logits, against NumPy in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def test_output_and_gradients_are_those_of_the_definition(case):
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_parts_are_attended_to_as_one_sequence(cut):
-  """Also where a query sees nothing of a part; with gradients."""
+  """Also if a query sees no key of a part; with gradients."""
   query, key, value, _, visible = _inputs("causal-grouped-masked")
   visible[0, 2] = np.arange(6) == 0
   cotangent = np.random.default_rng(1).normal(size=query.shape)
@@ -133,5 +133,5 @@ def test_products_take_bfloat16_and_accumulate_more():
   output = dot_product.attend(*halves, causal=causal)
   assert output.dtype == jnp.bfloat16
   exact = _plain(*(np.asarray(x, np.float64) for x in halves), causal, None)
-  # Of scaled queries, of weights and of what is returned.
+  # Roundings of scaled queries, of weights and of the result.
   assert_rounded(output, exact, roundings=3)

@@ -1,4 +1,4 @@
-"""What layers with fast weights share: state, masks, gates, gradients."""
+"""Common properties of fast-weight layers: state, masks, gates, gradients."""
 
 import functools
 import itertools
@@ -36,7 +36,7 @@ def build(name, precision=Precision(), **options):
 
 @functools.cache
 def trained(name):
-  """A layer none of whose parameters is where it started."""
+  """A layer whose parameters all differ from their initial values."""
   graphdef, params = nnx.split(build(name))
   leaves, tree = jax.tree.flatten(params)
   keys = jax.random.split(jax.random.key(7), len(leaves))
@@ -53,7 +53,7 @@ def apply(layer, x, state, mask=None):
 
 
 def full_state(layer, carry=True):
-  """A state that holds something everywhere."""
+  """A state without zeros."""
   leaves, tree = jax.tree.flatten(
     layer.initial_state(len(X), carry_convolutions=carry)
   )
@@ -133,7 +133,7 @@ def masks():
 
 @BOTH
 def test_masked_tokens_are_not_there(name):
-  """For outputs, fast weights and convolutions; whatever they hold."""
+  """For outputs, fast weights and convolutions; for any values."""
   layer, mask = trained(name), masks()
   state = full_state(layer)
   y, after, stats = apply(layer, X, state, mask)
@@ -228,7 +228,7 @@ def test_every_parameter_and_all_of_the_state_get_a_gradient(name):
 
 @BOTH
 def test_masked_tokens_have_no_part_in_gradients(name):
-  """Those of parameters included, whatever these tokens hold."""
+  """Including gradients of parameters, for any values of these tokens."""
   mask = masks()
   clean = gradients(name)(X, mask)
   poison = jnp.where(mask[..., None], X, jnp.nan)
@@ -246,7 +246,7 @@ def test_masked_tokens_have_no_part_in_gradients(name):
 
 @BOTH
 def test_gradients_reach_the_window_before(name):
-  """Through the fast weights alone."""
+  """Only through the fast weights."""
   layer = trained(name)
 
   def later(x):
@@ -306,7 +306,7 @@ def test_gates_start_in_their_ranges():
 
 @BOTH
 def test_write_gates_go_up_to_two_with_negative_eigenvalues(name):
-  """From no state, one token writes its gate times its value."""
+  """From a zero state, one token writes its gate times its value."""
   gates = Gates(negative_eigenvalues=True)
   single, double = build(name), build(name, gates=gates)
   state = single.initial_state(3)

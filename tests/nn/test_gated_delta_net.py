@@ -1,4 +1,4 @@
-"""Gated DeltaNet: its parameters, and Qwen3-Next's layer beside it."""
+"""Gated DeltaNet: its parameters, and comparison with Qwen3-Next's layer."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def count(make):
 
 
 def test_parameters_by_hand():
-  """Six D^2 and little more at the usual sizes, 3/4 D keys of half a value."""
+  """Little more than 6 D^2 at the usual sizes: keys 3/4 D, values 3/2 D."""
   width, heads, keys, values = 256, 3, 64, 128
   expected = 2 * width * heads * keys  # Queries and keys.
   expected += 3 * width * heads * values  # Values, gate, output.
@@ -110,7 +110,7 @@ def test_the_layer_by_hand():
   make = build(WIDTH, HEADS, KEYS, VALUES, num_key_heads=KEY_HEADS)
   graphdef, state = nnx.split(jax.jit(make, compiler_options=FAST)())
   random = np.random.default_rng(0)
-  state = jax.tree.map(  # No two scales are equal, and no gate is half open.
+  state = jax.tree.map(  # All scales differ, and no gate is 0.5.
     lambda x: x + 0.3 * random.normal(size=x.shape).astype(np.float32), state
   )
   x = random.normal(size=(2, 7, WIDTH)).astype(np.float32)
@@ -128,7 +128,7 @@ def test_the_layer_by_hand():
 
 
 def nested(flat):
-  """{"a/b": x} -> {"a": {"b": x}}, as parameters are kept; 0, 1 are numbers."""
+  """{"a/b": x} -> {"a": {"b": x}}, the parameters' form; 0, 1 are integers."""
   tree = {}
   for path, value in flat.items():
     *outer, last = (int(x) if x.isdigit() else x for x in path.split("/"))
@@ -140,7 +140,7 @@ def nested(flat):
 
 
 def test_values_and_gradients_are_those_of_qwen3_next():
-  """Its layer in torch, by fixtures/make_oracles.py."""
+  """Its layer in torch, from fixtures/make_oracles.py."""
   stored = np.load(ROOT / "tests" / "fixtures" / "qwen3_next_layer.npz")
   x, weights = stored["x"], stored["weights"]
 

@@ -1,4 +1,4 @@
-"""The Jet block: its dynamic convolution by hand, its start, its parameters."""
+"""The Jet block: dynamic convolution by hand, initial values, parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def build(*sizes):
 
 
 def convolution(scale=0.0):
-  """One whose parameters are `scale` away from their start."""
+  """A layer whose parameters are `scale` away from their initial values."""
   layer = DynamicConvolution(
     12, 16, 4, init=NORMAL, precision=Precision(), rngs=nnx.Rngs(params=0)
   )
@@ -70,7 +70,7 @@ def test_taps_come_from_the_token_and_not_from_its_value():
   assert (change[0, 4] > 1e-3) and jnp.sum(change > 0) == 1
   reach = jnp.abs(taps[0, 5, :, 0]).max((0, 2)) > 0
   assert reach.tolist() == [False] * 2 + [True] * 4 + [False] * 3
-  own = taps[0, 5, :, 0, 5]  # Each channel by itself.
+  own = taps[0, 5, :, 0, 5]  # Each channel separately.
   np.testing.assert_array_equal(own, jnp.diag(jnp.diag(own)))
 
 
@@ -104,7 +104,7 @@ def test_it_learns_although_a_matrix_starts_at_zero():
 
 
 def test_taps_are_not_kept_for_the_backward_pass():
-  """What is kept, in all, has fewer numbers than [B, T, W, C]."""
+  """All residuals together have fewer elements than [B, T, W, C]."""
   layer = convolution(0.5)
   _, pull_back = jax.vjp(lambda x, v: layer(x, v, None), X, VALUE)
   kept = sum(x.size for x in jax.tree.leaves(pull_back))
@@ -112,7 +112,7 @@ def test_taps_are_not_kept_for_the_backward_pass():
 
 
 def test_queries_and_keys_pass_no_convolution():
-  """Without decay and values, one token's key is all that a head holds."""
+  """Without decay and values, a head holds only one token's key."""
   layer = jax.jit(lambda: build(12, 2, 4, 8), compiler_options=FAST)()
   _, state, _ = layer(X[:, :1], layer.initial_state(2))
   key = np.asarray(X[:, 0] @ layer.key.kernel[...], np.float64)

@@ -51,7 +51,7 @@ def test_gradients_of_linear_maps_are_products_of_matrices(compute):
   ("precision", "hidden"), [("float32", 21), ("bfloat16", 24)]
 )
 def test_hidden_features_are_whole_tiles_in_bfloat16(precision, hidden):
-  """Of 21 features, with the same numbers and gradients as without zeros."""
+  """For 21 features, with the same values and gradients as without padding."""
   precision = PRECISIONS[precision]
   layer = mlp.MLPS["swiglu"](7, 21, precision=precision, rngs=nnx.Rngs(0))
   graphdef, params = nnx.split(layer)
@@ -84,7 +84,7 @@ def test_hidden_features_are_whole_tiles_in_bfloat16(precision, hidden):
 
 
 def test_a_gate_of_all_loops_gathers_no_rows():
-  """[K, B, T, D], where devices split B: the gradient alone is reduced."""
+  """[K, B, T, D] with B split over devices: only the gradient is reduced."""
   mesh = jax.make_mesh((8,), ("data",))
 
   def placed(shape, *axes):

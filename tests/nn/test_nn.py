@@ -62,7 +62,7 @@ def test_norms_of_bfloat16_are_float32(kind):
   ("position", "angles"),
   [
     ([3], [3.0, 0.3]),  # 100^(-0/2), 100^(-1/2).
-    # Coordinates in turns, each with frequencies of its own.
+    # Coordinates in turn, each with its own frequencies.
     ([3, 5], [3.0, 5.0, 0.3, 0.5]),
   ],
 )
@@ -104,7 +104,7 @@ def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
   layer = attention.Attention(shape, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
   metadata = attention.Metadata(tables)
-  if qk_norm:  # With equal gains it could as well come after the rotation.
+  if qk_norm:  # Equal gains would commute with the rotation.
     layer.query_norm.scale[...] = jnp.array([0.5, 1.0, 2.0, -1.0])
     layer.key_norm.scale[...] = jnp.array([1.5, -0.5, 1.0, 0.7])
 
@@ -175,7 +175,7 @@ def test_padding_logits_are_masked_and_finite():
 
 
 def test_residual_branches_have_names_for_rematerialisation():
-  """Saving the named values alone leaves the rest to be computed again."""
+  """Saving only the named values recomputes the rest."""
   layer = block.Block(SHAPE, precision=Precision(), rngs=RNGS)
   tables = rope.rope_tables(jnp.arange(5)[:, None], 4, 100.0)
   metadata = attention.Metadata(tables)

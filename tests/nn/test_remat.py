@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, and what is recomputed."""
+"""Stored and recomputed residuals."""
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,10 @@ def test_programs_keep_what_suits_their_devices():
 
 @pytest.mark.parametrize("prevent_cse", [True, False])
 def test_a_barrier_keeps_compilers_from_undoing_it(prevent_cse):
-  """CPUs drop the barrier, and then what is not a loop is merged again; so
-  this looks at what compilers are given."""
+  """CPUs drop the barrier, and then code outside loops is merged again.
+
+  This therefore checks the compiler's input.
+  """
 
   def value(x):
     again = remat.rematerialised(jnp.sin, "full", prevent_cse=prevent_cse)

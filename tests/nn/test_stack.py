@@ -100,7 +100,7 @@ def test_rematerialisation_keeps_less():
 
 
 def test_rotary_positions_are_relative():
-  """Equal tokens at other places attend as they did."""
+  """Equal tokens at other positions attend equally."""
   layers = make(1)
   long = attention.make_metadata((1, 9), 8, 100.0).tables
   first, later = (
@@ -116,7 +116,7 @@ def test_an_odd_head_width_is_named():
 
 
 def test_every_layer_and_branch_drops_by_a_key_of_its_own():
-  """The blocks by hand, with a key for each example, layer and branch."""
+  """The blocks by hand, with a key per example, layer and branch."""
   layers = make(2, dropout=0.5)
   x = jax.random.normal(jax.random.key(1), (2, 5, 16))
   metadata = attention.make_metadata((1, 5), 8, 100.0)

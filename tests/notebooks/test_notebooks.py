@@ -1,4 +1,4 @@
-"""Notebooks: the same as their text, small, and they run to their end."""
+"""Notebooks: equal to their text versions, small, and executable."""
 
 import ast
 import os
@@ -46,7 +46,7 @@ def test_the_notebook_says_what_its_text_says(path):
 
 @every_notebook
 def test_a_cell_is_read_at_a_glance(path):
-  """20 lines, or one function of a few more."""
+  """20 lines, or one function of slightly more."""
   for cell in cells(committed(path), "code"):
     num = len(cell.source.splitlines())
     whole = num > 20 and len(ast.parse(cell.source).body) == 1
@@ -100,7 +100,7 @@ def test_outputs_are_of_one_clean_run_and_small(path):
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-  """One for all notebooks: importing JAX takes longer than most of them."""
+  """One for all notebooks: importing JAX takes longer than most notebooks."""
   nbclient = pytest.importorskip("nbclient")
   pytest.importorskip("ipykernel")
   client = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=250)
@@ -121,6 +121,6 @@ def test_it_runs_at_smoke_size(path, kernel):
   kernel.nb = jupytext.read(path.with_suffix(".py"))
   kernel.nb.cells.append(nbformat.v4.new_code_cell("%reset -f"))
   for index, cell in enumerate(kernel.nb.cells):
-    kernel.execute_cell(cell, index)  # Raises what the cell raises.
+    kernel.execute_cell(cell, index)  # Raises the cell's errors.
   outputs = [out for cell in cells(kernel.nb, "code") for out in cell.outputs]
   assert any("image/png" in output.get("data", {}) for output in outputs)

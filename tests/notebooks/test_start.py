@@ -1,4 +1,4 @@
-"""The first cell of the notebooks, on a Colab that is not one."""
+"""The first cell of the notebooks, on a simulated Colab."""
 
 import configparser
 import importlib.util
@@ -24,7 +24,7 @@ def start():
 
 @pytest.fixture
 def colab(start, monkeypatch):
-  """A session on Colab; its list fills with what was done."""
+  """A session on Colab; its list records the calls."""
   done = []
   shell = types.SimpleNamespace(
     kernel=types.SimpleNamespace(
@@ -94,7 +94,7 @@ def test_every_dependency_is_pinned_as_it_is_asked_for():
   setup = configparser.ConfigParser()
   setup.read(ROOT / "setup.cfg")
   asked = setup["options"]["install_requires"].strip().splitlines()
-  free = {"matplotlib", "numpy", "tqdm"}  # As Colab has them.
+  free = {"matplotlib", "numpy", "tqdm"}  # As on Colab.
   for line in asked:
     wanted = Requirement(line)
     if wanted.marker and not wanted.marker.evaluate({"python_version": "3.12"}):

@@ -217,7 +217,7 @@ def test_impossible_settings_are_named(changes, message):
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_row_has_its_own_learning_rate(name, monkeypatch):
-  """A factor scales step and decay alike; 1 leaves the very same numbers."""
+  """A factor scales step and decay alike; 1 changes nothing."""
   config = chain.Config(name=name, warmup_steps=0, weight_decay=0.1)
   slow = dataclasses.replace(config, gate_rate=0.25)
   params = {
@@ -261,7 +261,7 @@ def test_warmup_must_end():
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_frozen_parameters_stay_and_do_not_count(name):
-  """Neither decay nor their gradients' norm reaches the others."""
+  """No decay, and no effect of their gradients' norm on others."""
   config = chain.Config(
     name=name, warmup_steps=0, weight_decay=0.1, frozen="^old/"
   )

@@ -1,4 +1,4 @@
-"""Muon's arithmetic against NumPy and PyTorch, and beside AdamW."""
+"""Muon's arithmetic against NumPy and PyTorch, and together with AdamW."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ def with_spectrum(values, rows, columns):
 
 
 def by_svd(x):
-  """What five steps make of a matrix: the polynomial, value by value."""
+  """The result of five steps: the polynomial, value by value."""
   u, s, vt = np.linalg.svd(np.asarray(x, np.float64), full_matrices=False)
   s = s / (np.sqrt((s**2).sum()) + 1e-7)
   for _ in range(5):
@@ -71,7 +71,7 @@ def test_values_of_a_five_hundredth_of_the_norm_come_near_one():
 
 def test_a_stack_is_its_matrices_one_by_one():
   x = normal(2, 3, 6, 10)
-  x[1, 2] *= 1e4  # A large matrix leaves the others as they are.
+  x[1, 2] *= 1e4  # A large matrix does not affect the others.
   got = orthogonalise(x)
   assert got.shape == x.shape and got.dtype == jnp.float32
   for layer in np.ndindex(2, 3):
@@ -81,7 +81,7 @@ def test_a_stack_is_its_matrices_one_by_one():
 @pytest.mark.parametrize("mesh", [(1, 4, 1), (1, 2, 2), (2, 2, 1)])
 @pytest.mark.parametrize("shape", [(6, 10), (3, 10, 6), (2, 3, 6, 10)])
 def test_a_mesh_shares_out_matrices(mesh, shape):
-  """Counts that devices cannot share equally are filled with zeros."""
+  """Counts that devices cannot share equally are padded with zeros."""
   devices = jax.devices()[: math.prod(mesh)]
   x = normal(*shape)
   update = compiled(muon.scale_by_muon(0.0).update)
@@ -112,7 +112,7 @@ def test_directions_grow_with_outputs_over_inputs(shape, factor):
 
 
 def make_params():
-  """One of each kind, [layers, inputs, outputs] in the stack."""
+  """One parameter of each kind, [layers, inputs, outputs] in the stack."""
   return {
     "layers": {
       "query": {"kernel": normal(2, 6, 10)},
@@ -200,7 +200,7 @@ def test_the_other_half_is_plain_adamw():
 
 
 def test_without_gradients_only_matrices_decay():
-  """Each at its own rate; stacked vectors are no matrices."""
+  """Each at its own rate; stacked vectors are not matrices."""
   config = chain.Config(
     name="muon",
     learning_rate=0.1,
@@ -243,7 +243,7 @@ def test_both_halves_see_clipped_gradients():
 
 
 def test_pytorch_agrees():
-  """Its products are in bfloat16, so only to about a hundredth."""
+  """Its products are in bfloat16: only to about a hundredth."""
   stored = np.load(ROOT / "tests" / "fixtures" / "torch_muon.npz")
   rate, decay = float(stored["lr"]), float(stored["weight_decay"])
   config = chain.Config(

@@ -1,4 +1,4 @@
-"""Training with Muon: meshes, what is kept, checkpoints."""
+"""Training with Muon: meshes, state, checkpoints."""
 
 import math
 
@@ -15,7 +15,7 @@ from loopjax import sharding
 from loopjax.data import pipeline
 from loopjax.run.checkpoints import checkpoint, restore
 
-# Minutes on two cores; what it checks is checked in parts elsewhere.
+# Minutes on two cores; other tests check its parts.
 pytestmark = pytest.mark.manual
 
 
@@ -70,9 +70,9 @@ def test_a_mesh_computes_what_one_device_computes(one_device, capfd):
       jax.device_get(got),
       jax.device_get(reference),
     )
-  # The compiler says so when it gathers what should stay split.
+  # The compiler warns when it gathers arrays that should stay split.
   assert "Involuntary full rematerialization" not in capfd.readouterr().err
-  # Each moment lies where its parameter lies.
+  # Each moment has its parameter's sharding.
   momentum = optax.tree.get(state.opt_state, "momentum")
   layers = state.params["layers"]
   for name in ("query", "output"):

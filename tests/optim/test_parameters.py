@@ -1,4 +1,4 @@
-"""What the parameter table says of every parameter of every family."""
+"""The parameter table for every parameter of every family."""
 
 import functools
 import re
@@ -57,7 +57,7 @@ def text(layers):
 
 
 def ends():
-  """What TRM, HRM and URM have around their layers."""
+  """Parameters of TRM, HRM and URM around their layers."""
   return under(
     "ends",
     dict.fromkeys(
@@ -171,7 +171,7 @@ ADAPTIVE = {
     },
   ),
 }
-# Families, settings that bring all their parameters, and who has them.
+# Families, settings that create all their parameters, and which have them.
 FAMILIES = [
   ("adaptive", {}, ADAPTIVE),
   ("disco", {"gate": "learned"}, {**STACK, **GATE}),
@@ -297,9 +297,9 @@ def test_every_parameter_has_its_optimizer(name, settings, expected):
 
 
 def decay_of(path):
-  """By what a parameter is: maps and taps, tables, and everything else."""
+  """By kind of parameter: maps and taps, tables, and others."""
   if path.endswith("input_map/kernel"):
-    return "all"  # It begins as the identity.
+    return "all"  # Initially the identity.
   if re.search("(kernel|taps)$", path):
     return "matrices"
   is_table = re.search("(token|step)_embedding/embedding$", path)
@@ -307,7 +307,7 @@ def decay_of(path):
 
 
 def split_of(path):
-  """Maps by inputs and outputs, what is wide by its width, gates not at all."""
+  """Maps by inputs and outputs, wide arrays by width, gates not at all."""
   both, back = ("fsdp", "tensor"), ("tensor", "fsdp")
   for pattern, split in (
     ("(router|exit_gate|halt_head)/(kernel|bias)|head/bias", ()),
@@ -342,7 +342,7 @@ def test_every_family_is_here():
 
 
 def sandwich():
-  """Abstract parameters of a stack with all that a block can have."""
+  """Abstract parameters of a stack with all parameters of a block."""
   shape = Shape(
     8, 2, num_key_value_heads=1, head_width=4, mlp_width=16,
     post_norm=norm.rms_norm, attention_bias=True, mlp_bias=True,
@@ -365,7 +365,7 @@ def test_every_part_of_a_block_has_its_optimizer():
 
 
 def test_norms_and_biases_of_large_stacks_are_split():
-  """48 layers of width 2,048: more than may lie whole on every device."""
+  """48 layers of width 2,048: too large to replicate."""
   mesh = sharding.make_mesh(sharding.Config(fsdp=2), jax.devices()[:2])
   large = {
     f"layers/{name}": jax.ShapeDtypeStruct((48, 2048), jnp.float32)
@@ -409,7 +409,7 @@ def test_a_parameter_without_a_place_is_named(path, leaf, message):
 def test_a_run_whose_parameters_have_no_row_does_not_start(
   optimizer, monkeypatch
 ):
-  """On one device, where nothing is split, with either optimizer."""
+  """On one device, without splitting, with either optimizer."""
   table = [row for row in parameters.TABLE if row.pattern != "router/bias"]
   monkeypatch.setattr(parameters, "TABLE", table)
   config = smoke(optim__name=optimizer)

@@ -1,4 +1,4 @@
-"""A browser, where there is one."""
+"""A browser, if installed."""
 
 import shutil
 

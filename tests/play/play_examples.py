@@ -1,4 +1,4 @@
-"""Runs that saved their first state, and what is embedded in a page."""
+"""Runs with a saved first state, and the data embedded in a page."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 
 
 def untrained(workdir, config):
-  """A run that has saved its first state."""
+  """A run with a saved first state."""
   workdir.mkdir()
   workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
   settings = config_lib.resolve(config)
@@ -24,5 +24,5 @@ def untrained(workdir, config):
 
 
 def data_of(text):
-  """What is embedded in a page."""
+  """The data embedded in a page."""
   return json.loads(re.search(r"const data = (.*);\n", text)[1])

@@ -1,4 +1,4 @@
-"""The page to watch a model think: what it says is what the model did."""
+"""The page that shows a model's loops: its content is the model's output."""
 
 import base64
 import re
@@ -27,7 +27,7 @@ from loopjax.play import load, page, puzzle
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
 
-PUZZLE = "1..4..1..1..4..1"  # Breaks no rule, and has no solution to speak of.
+PUZZLE = "1..4..1..1..4..1"  # Breaks no rule, without a unique solution.
 LOOPS = 3
 TELEPHONE = {"viewport": {"width": 360, "height": 740}}
 
@@ -271,7 +271,7 @@ def test_a_port_that_cannot_be_used_is_one_line(workdir, refusal):
 
 
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
-  """With the keyboard and the mouse, on a telephone's width."""
+  """With the keyboard and the mouse, at a phone's width."""
   found = [inspector.random(seed, "hard") for seed in (1, 2)]
   path = tmp_path / "page.html"
   path.write_text(page.make(inspector, found, served=False))
@@ -284,7 +284,7 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   def board():
     return "".join(text or "." for text in cells.all_inner_texts())
 
-  def shown(of, k):  # Given digits stay, whatever the model says.
+  def shown(of, k):  # Given digits stay, whatever the model predicts.
     pairs = zip(found[of]["prompt"], found[of]["digits"][k], strict=True)
     return "".join(
       given if given != "." else str(d) if d > 0 else "." for given, d in pairs
@@ -336,7 +336,7 @@ def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
 
 
 def test_of_several_solutions_one_is_right(inspector, tmp_path, browser):
-  """And a repetition is wrong; the page knows the rules."""
+  """A repetition is wrong; the page knows the rules."""
   found = dict(inspector.inspect(16 * "."))
   assert found["solutions"] == "several solutions"
   right = [int(c) for c in "1234341221434321"]
@@ -355,7 +355,7 @@ def test_of_several_solutions_one_is_right(inspector, tmp_path, browser):
 
 
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
-  """Unless the reader wants less motion; its chart has what is right."""
+  """Unless the user prefers reduced motion; its chart has the right values."""
   found = inspector.random(1, "hard")
   path = tmp_path / "page.html"
   path.write_text(page.make(inspector, [found], served=False))
@@ -365,7 +365,7 @@ def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   tab.wait_for_function(
     "document.getElementById('play').textContent === 'play'"
   )
-  assert not tab.locator("#thoughts").is_visible()  # There is one puzzle.
+  assert not tab.locator("#thoughts").is_visible()  # Only one puzzle.
   blanks = [i for i, digit in enumerate(found["prompt"]) if digit == "."]
   right = [
     sum(digits[i] == int(found["solution"][i]) for i in blanks)
@@ -378,13 +378,13 @@ def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   tab.locator("#chart").click(position={"x": 20, "y": 40})
   assert tab.locator("#now").inner_text() == f"loop 1 of {LOOPS}"
   tab.reload()
-  tab.keyboard.press("ArrowRight")  # A reader who steps is left alone.
+  tab.keyboard.press("ArrowRight")  # Stepping stops the animation.
   assert tab.locator("#play").inner_text() == "play"
   assert "without a digit" in tab.locator("#memory").inner_text()
   assert tab.locator("#keys").is_visible()
   tab = browser.new_page(**TELEPHONE, has_touch=True)
   tab.goto(path.as_uri())
-  assert not tab.locator("#keys").is_visible()  # There is no keyboard.
+  assert not tab.locator("#keys").is_visible()  # No keyboard.
 
 
 def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
@@ -420,20 +420,20 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
     assert "".join(x or "." for x in cells.all_inner_texts()) == puzzle
 
   assert not pad.first.is_visible()
-  tab.keyboard.press("3")  # No cell is chosen yet.
+  tab.keyboard.press("3")  # No cell is selected yet.
   tab.keyboard.press("Tab")  # The page's theme, then the board.
   tab.keyboard.press("Tab")
   tab.keyboard.press("Enter")
   tab.keyboard.press("Shift+ArrowRight")
-  tab.keyboard.press("Shift+ArrowUp")  # The edge of the board holds.
+  tab.keyboard.press("Shift+ArrowUp")  # Stops at the edge.
   tab.keyboard.press("3")
   holds("13.4..1..1..4..1", 2)
   tab.keyboard.press("Shift+ArrowDown")
   tab.keyboard.press("Shift+ArrowRight")
   tab.keyboard.press("Backspace")
-  holds("13.4.....1..4..1", 2)  # In the place of the puzzle that it changed.
-  tab.keyboard.press("5")  # No digit of this board.
-  tab.keyboard.press("Tab")  # All cells are one stop.
+  holds("13.4.....1..4..1", 2)  # Replaces the changed puzzle.
+  tab.keyboard.press("5")  # Not a digit of this board.
+  tab.keyboard.press("Tab")  # All cells are one tab stop.
   assert tab.evaluate("document.activeElement.textContent") == "1"
   assert tab.evaluate("document.activeElement.parentElement.id") == "pad"
   cells.nth(15).click()
@@ -441,10 +441,10 @@ def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
   holds("13.4.....1..4..2", 2)
   pad.nth(4).click()
   holds("13.4.....1..4...", 2)
-  tab.reload()  # The address has it.
+  tab.reload()  # The URL has the state.
   tab.wait_for_function("thoughts.length === 2")
   assert text.input_value() == "13.4.....1..4..."
-  tab.keyboard.press("ArrowUp")  # Back to what was there before.
+  tab.keyboard.press("ArrowUp")  # Back to the earlier state.
   holds(PUZZLE, 2)
   assert "undefined" not in tab.locator("#keys").inner_html()
   tab.locator("[value=answer]").focus()

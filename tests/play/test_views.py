@@ -1,4 +1,4 @@
-"""Texts and questions on the page: what it says is what the model did."""
+"""Texts and questions on the page: its content equals the model's outputs."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def merged(workdir):
 @pytest.mark.long
 def test_a_text_is_read_out_where_the_gate_leaves(runs, gated):
   forward, run = merged(runs["looped"])
-  ids = ids_of(PROMPT)  # What follows them does not matter to them.
+  ids = ids_of(PROMPT)  # Later tokens do not affect them.
   num = ids.shape[1]
   hidden = forward(ids, LOOPS, ("hidden",)).trace["hidden"][:, 0]
   leave = 1 / (1 + np.exp(-np.asarray(run.model().exit_logits(hidden))))
@@ -98,7 +98,7 @@ def test_a_text_is_read_out_where_the_gate_leaves(runs, gated):
       assert gated["depth"][k][q][:num] == [100 * (n + 1) for n in expected]
   assert len(set(gated["readout"][-1][3][:num])) > 1
   assert gated["tokens"][: gated["start"]] == ["", *PROMPT]
-  assert len(gated["tokens"]) > gated["start"]  # The model wrote on.
+  assert len(gated["tokens"]) > gated["start"]  # The model continued.
 
 
 def test_spent_mass_is_a_choice_of_loops_and_threshold(runs, inspectors):
@@ -148,7 +148,7 @@ def test_a_text_of_its_own_is_of_its_seed(inspectors):
 
 
 def test_a_text_of_its_own_has_the_tokens_that_it_wrote(runs, inspectors):
-  """Its bytes are no valid UTF-8."""
+  """Its bytes are not valid UTF-8."""
   found = inspectors["looped"].random(1, "")
   model = language_model.load(runs["looped"])
   engine = source.make_engine(model, num_slots=1, max_tokens=64)
@@ -264,7 +264,7 @@ def test_a_text_of_its_own_is_saved_as_it_was_shown(inspectors, gated):
 
 @pytest.fixture
 def opened(browser, tmp_path):
-  """Opens a page of a thinker's thoughts, at the width of a telephone."""
+  """Opens a model's page at a phone's width."""
 
   def open_page(inspector, found):
     path = tmp_path / "page.html"
@@ -315,7 +315,7 @@ def test_a_reader_moves_the_sliders(inspectors, gated, opened):
 
 
 def test_a_model_writes_before_the_eyes(inspectors, gated, browser, tmp_path):
-  """Loops guess one after another; of a sum, what is wrong is marked."""
+  """Loops predict one after another; errors in a sum are marked."""
   found = dict(gated, tokens=["", *"3+4=9"], start=5, answer="3+4=7")
   for name in ("depth", "readout"):
     found[name] = [[row[:6] for row in rows] for rows in gated[name]]
@@ -327,9 +327,9 @@ def test_a_model_writes_before_the_eyes(inspectors, gated, browser, tmp_path):
   tab.add_init_script("setInterval = step => { window.step = step; return 1; }")
   tab.goto(path.as_uri())
   tokens, rows = tab.locator("#tokens .token:visible"), tab.locator("#lens tr")
-  loops = found["depth"][-1][3][4] // 100  # At the threshold of the beginning.
+  loops = found["depth"][-1][3][4] // 100  # At the initial threshold.
   for k in range(loops):
-    assert tokens.count() == 5  # The last one is still to come.
+    assert tokens.count() == 5  # The last one is not shown yet.
     assert rows.nth(k).get_attribute("class").endswith(" now")
     best = found["candidates"][found["lens"][k][3]][4][0][0].strip("\n")
     assert tab.locator("#guess").text_content() in (best, "¶", "␣", "↵", "⇥")
@@ -359,5 +359,5 @@ def test_a_reader_looks_into_a_question(inspectors, opened):
   assert [x.split()[0] for x in listed] == names
   tab.keyboard.press("ArrowDown")
   assert " → ".join(found[1]["entities"]) in tab.locator("#truth").inner_text()
-  best = found[1]["candidates"][-1][-1][0][0]  # Of the answer's place.
+  best = found[1]["candidates"][-1][-1][0][0]  # At the answer's position.
   assert tab.locator("#candidates li").first.inner_text().startswith(best)

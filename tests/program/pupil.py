@@ -1,8 +1,8 @@
 """A family for tests that learns from a teacher and carries state.
 
-One embedding and one read-out. It answers as the teacher does, and as its own
-answers to the examples in the same rows of earlier batches, which makes every
-step depend on all before it.
+One embedding and one read-out. Its targets are the teacher's outputs and its
+own outputs for the same rows of earlier batches, which makes every step depend
+on all earlier steps.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Models of equal size or cost: the width of the MLPs that makes them so."""
+"""Models of equal size or cost, by the width of the MLPs."""
 
 import pytest
 from tests_support import load_config, namespace
@@ -19,7 +19,7 @@ def config_of(preset="tiny", **overrides):
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 @pytest.mark.parametrize("measure", [budget.parameters, budget.flops])
 def test_a_model_is_found_again(measure, mlp):
-  """Whatever the ratio that the search begins with."""
+  """For any initial ratio of the search."""
   found = config_of(model__mlp=mlp, model__mlp_ratio=2.5)
   target = measure(config_lib.resolve(found))
   other = config_of(model__mlp=mlp)
@@ -55,7 +55,7 @@ def test_a_model_that_is_too_large_without_mlps_is_one_line():
 
 
 def test_the_ten_models_of_the_paper():
-  """Table 2; without norms, routers and scales 162.2 where it says 200 M."""
+  """Table 2; without norms, routers and scales 162.2 M, where it says 200 M."""
   config = load_config("lm_adaptive", "paper")
   items = namespace("lm_adaptive")["sweeps"](config)["table_1"]
   found = []

@@ -1,4 +1,4 @@
-"""Parameters are cast once, before the loops that read them."""
+"""Parameters are cast once, before the loops that use them."""
 
 import functools
 
@@ -35,7 +35,7 @@ def casts_in(jaxpr, shape, inside=False):
 
 
 def loss(params, x, remat):
-  """Two loops over three layers, whose weights are read in bfloat16."""
+  """Two loops over three layers, whose weights are used in bfloat16."""
 
   def layer(x, of_layer):
     weights, scale = of_layer
@@ -74,7 +74,7 @@ def test_a_stack_is_cast_before_loops_and_its_gradients_after(remat):
   functools.partial(depth.run_all, most=5, remat=True),
 ], ids=["last", "all", "remat"])  # fmt: skip
 def test_loops_whose_number_is_drawn_cast_nothing(run):
-  """Nor do those under a condition, one of whose branches reads nothing."""
+  """Nor do parameters under a condition, one branch of which is unused."""
 
   def step(weights, x, k):
     y = jnp.dot(x.astype(jnp.bfloat16), weights.astype(jnp.bfloat16))
@@ -124,7 +124,7 @@ def test_gradients_of_many_loops_add_up_in_float32():
 
 @crossing("name", FAMILIES)
 def test_families_compute_the_same(name):
-  """Loss, metrics and gradients, but for the order of float32 sums."""
+  """Loss, metrics and gradients, up to the order of float32 sums."""
   config = load_config(*SMOKE[name])
   overrides = {"model.precision": "bfloat16", "run.num_microbatches": 2}
   config_lib.override(config, {**overrides, "loop.remat": "full"})

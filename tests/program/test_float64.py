@@ -1,4 +1,4 @@
-"""What bfloat16 costs: loss and gradients of every family, without rounding."""
+"""The error of bfloat16: every family's loss and gradients against float64."""
 
 import jax
 import numpy as np
@@ -54,7 +54,7 @@ def both(name, precision):
 
 
 def differences(got, expected):
-  """Relative to the norm of all; of each parameter, to its own."""
+  """Relative to the norm of all; for each parameter, to its own norm."""
   apart = jax.tree.map(
     lambda x, y: np.asarray(x, np.float64) - y, got, expected
   )

@@ -1,4 +1,4 @@
-"""Every family on every kind of mesh is what it is on one device."""
+"""Every family on every kind of mesh equals itself on one device."""
 
 import functools
 import math
@@ -38,7 +38,7 @@ MESHES = {
   "all": (2, 2, 2),
 }
 
-MIXED = "all"  # It has every axis; the others are there to say which fails.
+MIXED = "all"  # Has every axis; the others show which one fails.
 FAMILIES = by_size(MODELS)
 
 
@@ -76,7 +76,7 @@ def steps(settings, devices, num_steps=2):
 
 
 def assert_close(got, expected):
-  """Losses, gradient norms and the parameters that come of them."""
+  """Losses, gradient norms and the resulting parameters."""
   (state, metrics), (reference, reference_metrics) = got, expected
   for name, value in reference_metrics.items():
     np.testing.assert_allclose(
@@ -112,7 +112,7 @@ def test_a_mesh_computes_what_one_device_computes(family, mesh, capfd):
   devices = jax.devices()[: math.prod(mesh)]
   got = steps(make(name, mesh), devices)
   assert_close(got, expected)
-  # The compiler says so when it gathers what should stay split.
+  # The compiler warns when it gathers arrays that should stay split.
   assert "Involuntary full rematerialization" not in capfd.readouterr().err
   if mesh[1] > 1:
     assert_state_is_split(got[0])
@@ -120,13 +120,13 @@ def test_a_mesh_computes_what_one_device_computes(family, mesh, capfd):
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 4, 1), (2, 2, 1)], ids=str)
 def test_gradients_are_means_over_all_devices(sizes):
-  """Those of parameters that are split and of those that are not."""
+  """Gradients of split and of replicated parameters."""
   mesh = sharding.make_mesh(sharding.Config(*sizes), jax.devices()[:4])
   specs = {"split": P(None, "fsdp"), "whole": P()}
 
   def gradient(examples, others):
     del others
-    row = jnp.mean(examples, axis=0)  # Of a device's own examples.
+    row = jnp.mean(examples, axis=0)  # Over a device's own examples.
     grads = {"split": row.reshape(2, 4), "whole": row[:3]}
     return examples, (grads, {}, {"loss": row[3]})
 
@@ -147,7 +147,7 @@ def test_gradients_are_means_over_all_devices(sizes):
 
 
 def assert_state_is_split(state):
-  """Most of the parameters, moments and averages lie split over devices."""
+  """Most of the parameters, moments and averages are split over devices."""
   moments = optax.tree.get(state.opt_state, "mu")
   for tree in (state.params, moments, *([state.ema] if state.ema else [])):
     leaves = jax.tree.leaves(tree)
@@ -165,7 +165,7 @@ def test_microbatches_add_up_to_the_batch(family, mesh):
 
 @crossing("name", ["looped", "melt"])
 def test_copies_add_their_gradients_up_once_a_step(name):
-  """Not once a loop, layer and microbatch."""
+  """Not once per loop, layer and microbatch."""
   config = load_config(*SMOKE[name])
   overrides = {"mesh.data": 2, "run.num_microbatches": 2}
   overrides |= {"run.steps_per_call": 1, "model.precision": "bfloat16"}
@@ -195,12 +195,12 @@ def traffic_of(settings, num_devices, **options):
 
 @crossing("name", FAMILIES)
 def test_split_parameters_are_gathered_once_a_step(name):
-  """Their gradients are reduced once, and the results are one device's."""
-  # Muon moves matrices, too: below.
+  """Their gradients are reduced once, with the results of one device."""
+  # Muon also moves matrices: see below.
   more = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3, **BFLOAT16}
   settings = make(name, (2, 4, 1), 2, more)
   traffic, weights = traffic_of(settings, 8)
-  # On a CPU XLA gathers what is bfloat16 in float32.
+  # On CPUs, XLA gathers bfloat16 arrays in float32.
   assert set(traffic.num_bytes) == {
     "all-gather",
     "reduce-scatter",
@@ -215,18 +215,18 @@ def test_split_parameters_are_gathered_once_a_step(name):
 
 
 def test_muon_moves_matrices_and_gathers_none():
-  """To the devices that have them whole, and back, without splitting steps."""
+  """To the devices that have whole matrices, and back; steps are not split."""
   settings = make("melt", (1, 8, 1), 1, {"optim.name": "muon", **BFLOAT16})
   traffic, weights = traffic_of(settings, 8)
   assert traffic.num_bytes["all-gather"] <= 1.2 * 2 * weights
-  # In float32; eight devices have a matrix each, where layers are two.
+  # In float32; eight devices, two layers of matrices.
   assert 0 < traffic.num_bytes["all-to-all"] <= 2 * weights
   assert "collective-permute" not in traffic.num_bytes
 
 
 @crossing("name", ["looped", "melt", "adaptive"])
 def test_no_collective_grows_with_the_number_of_devices(name):
-  """With as many examples on each."""
+  """With equal numbers of examples on each."""
 
   def moved(num_devices):
     of_muon = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3}
@@ -295,7 +295,7 @@ def test_small_parameters_lie_whole():
 def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
   with pytest.raises(UserError, match=message):
     specs((1, 4, 2), params)
-  specs((8, 1, 1), params)  # Nothing is split: nothing to complain about.
+  specs((8, 1, 1), params)  # Nothing is split: no error.
 
 
 @functools.cache

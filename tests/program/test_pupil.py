@@ -1,4 +1,4 @@
-"""A teacher that is never updated, and state that is carried between steps."""
+"""A frozen teacher, and state carried between steps."""
 
 import json
 import shutil
@@ -151,7 +151,7 @@ def test_a_mesh_and_parts_of_a_batch_carry_the_same(teacher, microbatches):
 
 @pytest.mark.long
 def test_resuming_is_bitwise_though_the_teacher_has_gone_on(teacher, tmp_path):
-  """The run keeps to the checkpoint of the teacher that it began with."""
+  """The run keeps the teacher's checkpoint with which it began."""
   source, straight, cut = (tmp_path / name for name in ("source", "a", "b"))
   shutil.copytree(teacher, source)
   later = source / "checkpoints" / "20"

@@ -1,4 +1,4 @@
-"""What fits: residuals by policy, and the policy that "auto" becomes."""
+"""Memory: residuals by policy, and the resolution of "auto"."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class Device:
-  """What is asked of an accelerator."""
+  """The interface of an accelerator."""
 
   platform = "gpu"
   process_index = 0
@@ -28,7 +28,7 @@ class Device:
 
 
 class Remote(Device):
-  """One of another process, which JAX does not ask."""
+  """A device of another process, which JAX does not query."""
 
   process_index = 1
 
@@ -37,7 +37,7 @@ class Remote(Device):
 
 
 class OneDevice:
-  """A mesh of one; others may come before it."""
+  """A mesh of one device; others may precede it."""
 
   def __init__(self, device, *others):
     self.devices = np.array([[[*others, device]]], object)
@@ -75,7 +75,7 @@ def test_policies_are_ordered_by_what_they_keep():
 
 @pytest.mark.long
 def test_the_estimate_is_what_the_compiler_needs():
-  """A forward and a backward pass of a model that fills its memory."""
+  """Forward and backward pass of a model that fills memory."""
   made = settings(loop__remat="none", run__batch_size=64, model__num_loops=12)
   step = program.make_program(made, jax.devices()[:1])
   batches = program.abstract_batches(made, step.mesh)
@@ -91,7 +91,7 @@ def policy_of(memory, device=None):
 
 @pytest.fixture
 def sizes(monkeypatch):
-  """Bytes an example by policy, without tracing a model."""
+  """Bytes per example by policy, without tracing a model."""
   found = dict(zip(remat.ORDER, (1600, 800, 400, 200, 100), strict=True))
 
   def instead(made, num_examples, teacher):

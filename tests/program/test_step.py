@@ -1,4 +1,4 @@
-"""One step against the same step written out by hand, and on a mesh."""
+"""One step against the same step by hand, and on a mesh."""
 
 import functools
 import math
@@ -85,7 +85,7 @@ def test_one_call_of_three_steps_is_three_calls():
 
 
 def test_microbatches_count_by_their_weights():
-  """A part with few weighted tokens has a small part in the gradient."""
+  """A part with few weighted tokens contributes little to the gradient."""
   graphdef, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
   params, tx = nnx.to_pure_dict(params), optax.sgd(0.1)
   inputs = jax.random.normal(jax.random.key(1), (8, 4, 3))
@@ -119,7 +119,7 @@ def test_microbatches_count_by_their_weights():
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 1, 1), (2, 2, 1)])
 @pytest.mark.parametrize("number", [1, 2])
 def test_draws_are_of_the_step_and_the_example_alone(mesh, number):
-  """Neither of the mesh nor of the number of microbatches."""
+  """Independent of the mesh and of the number of microbatches."""
   size, num_steps, tx = 8, 3, optax.sgd(0.1)
   graphdef, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
   params = nnx.to_pure_dict(params)
@@ -187,7 +187,7 @@ def test_init_state_average_starts_at_the_parameters():
 
 
 def test_the_step_is_compiled_with_the_options_of_its_platform(monkeypatch):
-  """Those of GPUs are known to this XLA, and a program's reach the compiler."""
+  """XLA knows the GPU options, and a program's options reach the compiler."""
   for options in build.COMPILER_OPTIONS.values():
     assert jax.jit(jnp.sin, compiler_options=options)(0.0) == 0.0
   monkeypatch.setattr(build, "COMPILER_OPTIONS", {"cpu": {"no_such": True}})

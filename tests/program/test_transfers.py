@@ -1,7 +1,7 @@
-"""Nothing goes between host and devices at a step unless it says so.
+"""Steps transfer nothing implicitly between host and devices.
 
-An upload is refused on every platform. A CPU's arrays lie on the host, so that
-JAX refuses no read of them; here each is noticed where JAX makes one.
+Uploads are refused on every platform. A CPU's arrays are on the host, and JAX
+does not refuse to read them; here every read by JAX is detected.
 """
 
 import jax
@@ -19,7 +19,7 @@ REFUSED = "Disallowed"
 
 @pytest.fixture
 def reads_are_refused(monkeypatch):
-  """A read that is not `jax.device_get` fails as on an accelerator."""
+  """A read other than `jax.device_get` fails as on an accelerator."""
   explicit = []
   kind, device_get = type(jnp.zeros(())), jax.device_get
   value = kind._value
@@ -69,8 +69,8 @@ def test_a_run_makes_none(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("reads_are_refused")
 def test_one_at_a_step_is_an_error(monkeypatch, tmp_path):
-  """Each way to make one, at a step of one run."""
-  # On all devices: NumPy reads what lies on one CPU past JAX.
+  """Each kind of transfer, at a step of one run."""
+  # On all devices: NumPy reads arrays on one CPU without JAX.
   mesh = sharding.make_mesh(sharding.Config(), jax.devices())
   x = jax.device_put(np.float32(1), sharding.replicated(mesh))
   transfers = {

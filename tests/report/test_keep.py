@@ -1,4 +1,4 @@
-"""What is kept of runs, and the report that is committed with it."""
+"""Stored results of runs, and the report committed with them."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ from loopjax.run import workdir as workdir_lib
 
 
 def make_run(folder, passes, seed, **more):
-  """A complete run of Sleep; its score is passes and seed."""
+  """A complete run of Sleep; its score encodes passes and seed."""
   workdir = folder / f"n{passes}_s{seed}"
   workdir.mkdir(parents=True)
   config = load_config("automaton_sleep", "smoke")
@@ -91,7 +91,7 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
 def test_a_table_is_headed_by_its_question(runs, tmp_path):
   out = tmp_path / "kept" / "rule.runs.json"
   keep.keep(runs[:2], out, "passes", "Do passes help?")
-  keep.keep(runs, out, "passes")  # What is added does not take it away.
+  keep.keep(runs, out, "passes")  # Additions do not remove it.
   markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
   assert "\n### Do passes help?\n" in markdown
   assert "Runs: rule, sweep passes." in markdown
@@ -108,7 +108,7 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   assert "## Contents" in before and "## Verdicts" not in before
   path = out / "rule.runs.json"
   words = [f"--out={path}", "--sweep=passes", "--verdict=same direction"]
-  assert keep.main(words) == 0  # No runs are added.
+  assert keep.main(words) == 0  # Adds no runs.
   assert len(runs_lib.collect([out])[0][-1].runs) == len(runs)
   html, markdown, _ = page.write([out], tmp_path / "report")
   lines = markdown.read_text().splitlines()
@@ -130,7 +130,7 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
 
 
 def test_a_search_shows_the_score_that_chose(tmp_path):
-  """Before those of the test, with a mark for each number of passes."""
+  """Before the test's scores, with a mark for each number of passes."""
   rates = (0.1, 0.2)
   runs = [
     make_run(tmp_path / f"{rate}", n, s, **{"optim.learning_rate": rate})
@@ -148,7 +148,7 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
   out = tmp_path / "kept" / "rule.runs.json"
   common = [*map(str, runs), f"--out={out}", "--sweep=search"]
   assert keep.main([*common, "--chosen_for=model.num_passes"]) == 0
-  assert keep.main(common) == 0  # What is added does not take it away.
+  assert keep.main(common) == 0  # Additions do not remove it.
   markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
   [header] = re.findall(r"\| setting \| ([^|]+) \| ([^|]+) \|", markdown)
   label = "all labels of an example right, %"
@@ -159,7 +159,7 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
     "passes = 1, learning rate = 0.1", "passes = 4, learning rate = 0.2"
   ]  # fmt: skip
   assert markdown.count("chosen <small>") == 2
-  # One of all, if for no setting; and none where runs are shown.
+  # One for all without a setting; none if runs are shown.
   for option, number in ((["--chosen_for="], 1), ([], 0)):
     other = tmp_path / f"kept_{number}" / "rule.runs.json"
     arguments = [*map(str, runs), f"--out={other}", "--sweep=search", *option]
@@ -188,13 +188,13 @@ def test_a_search_by_loss_chooses_the_lowest():
   ]  # fmt: skip
   table, _ = tables.comparison_table(sweep, groups, None, ())
   assert [row[1].text for row in table.rows] == ["3.0", "2.0, chosen"]
-  for alone in ("x.y",), None:  # Nothing to choose among; nothing chosen.
+  for alone in ("x.y",), None:  # No alternatives; no choice.
     table, _ = tables.comparison_table(sweep, groups, None, alone)
     assert [row[1].text for row in table.rows] == ["3.0", "2.0"]
 
 
 def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):
-  """Also the settings in which all of them differ."""
+  """Also the settings in which all runs differ."""
   one_by_one, at_once = tmp_path / "a.runs.json", tmp_path / "b.runs.json"
   for run in (*runs, runs[0]):
     keep.keep([run], one_by_one, "passes")

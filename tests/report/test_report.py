@@ -74,7 +74,7 @@ def items_of(name, preset="smoke", file="sudoku_utm"):
 
 
 def test_seeds_of_multihop_runs_have_graphs_of_their_own():
-  """But not where a run starts from another one, which knows its graph."""
+  """Except if a run starts from another one, which knows its graph."""
   own, kept = (
     [item.config for item in items_of(name, file="multihop_disco")]
     for name in ("models", "retrofit")
@@ -90,7 +90,7 @@ def test_seeds_of_multihop_runs_have_graphs_of_their_own():
 
 @pytest.fixture
 def workdir(tmp_path):
-  """A memory curve: T = 0 complete, one of T = 4, one unfinished, no more."""
+  """A memory curve: T = 0 complete, one seed of T = 4, one unfinished."""
   items = items_of("memory_curve")
   common = {"optim.betas": (0.9, 0.95)}
   items_lib.write_manifest(
@@ -106,7 +106,7 @@ def workdir(tmp_path):
 
 
 def written(workdir):
-  """The report about a directory: its page and its Markdown."""
+  """The report on a directory: its page and its Markdown."""
   return page.write([workdir], workdir)[:2]
 
 
@@ -215,7 +215,7 @@ def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
 
 
 def test_the_numbers_as_data(workdir):
-  """Ours and the paper's in one row each, and the papers' that were not run."""
+  """Ours and the paper's in one row each, and the paper's unrun rows."""
   text = page.write([workdir], workdir)[2].read_text()
   data = list(csv.DictReader(text.splitlines()))
   first = data[0]
@@ -256,7 +256,7 @@ def test_several_directories_are_one_report(workdir, tmp_path, capsys):
 
 
 def test_sweeps_of_one_name_have_their_own_pictures(workdir, tmp_path):
-  """Such as the same sweep on two machines."""
+  """For example, the same sweep on two machines."""
   other = tmp_path / "gpu" / workdir.name
   other.mkdir(parents=True)
   for path in [*workdir.iterdir()]:
@@ -287,7 +287,7 @@ def test_what_is_not_there_is_said(workdir):
 
 
 def test_a_folder_of_the_hub_is_no_run(workdir):
-  """It has a config.json too, and may lie beside the runs."""
+  """It also has a config.json, and may be beside the runs."""
   folder = workdir / "exported"
   folder.mkdir()
   workdir_lib.write_json(folder / "config.json", {"model_type": "ouro"})
@@ -338,7 +338,7 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
   planned = [flatten(item.config) for item in items]
   matched = [grouping.row_of(settings, rows) for settings in planned]
   formats = {None, *(settings.get("task.format") for settings in planned)}
-  expected = {  # The other form of a task is another config's.
+  expected = {  # The other form of a task belongs to another config.
     row.label for row in rows if row.settings.get("task.format") in formats
   }
   assert expected == {row.label for row in matched if row}
@@ -348,11 +348,11 @@ def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
       for settings, row in zip(planned, matched, strict=True)
       if rows
     )
-  elif rows:  # The paper has no PonderLM here, or not its own teacher.
+  elif rows:  # The paper has no PonderLM here, or a different teacher.
     others = [i for i, row in zip(items, matched, strict=True) if row is None]
     outside = ("ponderlm", "looped") if file == "lm_melt" else ("ponderlm",)
     assert all(i.overrides["model.name"] in outside for i in others)
-  for settings in planned:  # No two rows fit equally well.
+  for settings in planned:  # No two rows match equally well.
     fits = [
       len(row.settings) for row in rows if grouping.fits(row.settings, settings)
     ]
@@ -379,7 +379,7 @@ def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
 
 
 def drawn_by(monkeypatch, groups, panels, rows=()):
-  """{title: [(label, style, x, y)]} of the picture."""
+  """{title: [(label, style, x, y)]} of the figure."""
   figures = []
   monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
   sweep = paper_lib.Sweep("", "", (), tuple(rows), panels=panels)
@@ -489,7 +489,7 @@ def test_a_task_may_have_a_paper_for_each_family():
 
 
 def lm_runs(tmp_path, name):
-  """A finished run for each item of a sweep: 0.1 for the first, then 0.2."""
+  """A finished run for each item of a sweep, scores 0.1, 0.2, ..."""
   items = items_of(name, "smoke", "lm_adaptive")
   items_lib.write_manifest(tmp_path, name, "c.py", {}, items)
   for number, item in enumerate(items, 1):
@@ -518,7 +518,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
 
 
 def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
-  """Ten of them: told apart by colour, in one legend below the panels."""
+  """Ten lines: distinguished by colour, in one legend below the panels."""
   items = lm_runs(tmp_path, "table_1")
   row = {"split": "validation", "bits_per_byte": 2.0}
   lines = [json.dumps({"step": step, **row}) + "\n" for step in (10, 20)]
@@ -534,7 +534,7 @@ def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
   assert {text.get_text() for text in legend.get_texts()} == set(names)
   (axes,) = (axes for axes in figures[0].get_axes() if axes.get_visible())
   assert len({line.get_color() for line in axes.get_lines()}) == len(names)
-  # Where several groups are of one row, their settings tell them apart.
+  # Groups of one row are distinguished by their settings.
   same = [sweep.rows[0]._replace(settings={})]
   (lines,) = drawn_by(monkeypatch, groups, sweep.panels, same).values()
   assert not {line[0] for line in lines} & set(names)
@@ -562,7 +562,7 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
   panels = adaptive.PAPER.sweeps["table_1"].panels
   ((_, _, x, y),) = drawn_by(monkeypatch, groups, panels)[panels[1].title]
   assert (x, y) == ([3.0, 2.0], [1.5, 2.5])
-  # Our numbers stand beside the paper's.
+  # Our numbers are beside the paper's.
   markdown = written(tmp_path)[1].read_text()
   assert "1.687" in markdown
   assert "step 5,000: 2.034; 20,000: 1.819" in markdown
@@ -571,7 +571,7 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
 def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
   tmp_path, monkeypatch
 ):
-  """Figure 3, of planted runs: layer 1 begins at a loss of 2 + seed / 2."""
+  """Figure 3, for synthetic runs: layer 1 begins at a loss of 2 + seed / 2."""
   items = lm_runs(tmp_path, "onset")
   numbers = {item.config["model"]["num_loops"] for item in items}
   seeds = [item.config["run"]["seed"] for item in items]
@@ -601,11 +601,11 @@ def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
   names = {text.get_text() for text in legend.get_texts()}
   assert {"paper: 3.27 ± 0.59", "ours: 2.50 ± 0.43", "Loop-7"} <= names
   left, right = figures[0].get_axes()[0].get_xlim()
-  assert left > right  # Training goes to the right.
+  assert left > right  # Training runs from left to right.
 
 
 def test_a_column_of_the_depth_that_validation_chooses():
-  """Not the most accurate one of the test chains themselves."""
+  """Not the most accurate one on the test chains."""
   column = disco.PAPER.sweeps["length_generalisation"].columns[3]
   test, validation = "depth/test_ood_4", "depth/validation_ood_4"
   metrics = {f"{test}/accuracy/loop=2": 0.5, f"{test}/accuracy/loop=4": 0.25}
@@ -688,7 +688,7 @@ def test_depth_is_read_at_multiples_of_the_trained_one():
 
 
 def test_settings_of_one_task_alone_follow_from_its_name():
-  """What several tasks have, and what nothing else tells apart, stays."""
+  """Keeps settings that several tasks have or that alone distinguish runs."""
   of_facts = {"task.name": "facts", "task.people": 8, "run.steps": 30}
   of_sums = {"task.name": "sums", "task.modulus": 11, "run.steps": 60}
   many = {**of_facts, "task.people": 16}
@@ -708,7 +708,7 @@ def test_settings_of_one_task_alone_follow_from_its_name():
 
 
 def test_a_row_is_called_by_what_tells_it_apart():
-  """Plainest settings first; what else differs is small; bookkeeping is not."""
+  """Plainest settings first; other differences in small; no bookkeeping."""
   common = {"model.name": "looped", "optim.learning_rate": 0.5}
   loop = {**common, "model.injection": "linear", "model.num_loops": 8}
   once = {**common, "model.injection": "none", "model.num_loops": 1}
@@ -787,7 +787,7 @@ def test_values_are_escaped(workdir):
 def test_a_single_run(workdir):
   single = plan_of(workdir).runs[0].directory
   html, markdown = (path.read_text() for path in written(single))
-  # What it reached, how it looks, its command; the rest can be expanded.
+  # Results, figure and command; the rest can be expanded.
   card, folded = markdown.split("<details>", 1)
   headline = "## exact match 0.1 ± 0.01 on 520 test examples; 3,447 parameters"
   assert f"{headline}, 30\u00a0s" in card
@@ -801,7 +801,7 @@ def test_a_single_run(workdir):
 
 
 def test_a_card_has_scores_by_number_of_loops(workdir):
-  """Of 1, 2, 4, ... loops, the trained number and the last."""
+  """For 1, 2, 4, ... loops, the trained number and the last."""
   run = plan_of(workdir).runs[0]
   trained = run.config["model"]["num_loops"]
   metrics = {f"depth/loss/loop={k}": k + 0.5 for k in range(2 * trained)}
@@ -860,7 +860,7 @@ def test_a_damaged_manifest_is_named(tmp_path):
 
 @pytest.mark.parametrize("lacks", ["metrics", "parameters", "wall_seconds"])
 def test_a_summary_of_something_else_is_no_card(workdir, lacks):
-  """One without time is a run's: nothing trained what was imported."""
+  """A run without training time was imported."""
   run = plan_of(workdir).runs[0]
   summary = {k: v for k, v in run.summary.items() if k != lacks}
   workdir_lib.write_json(run.directory / "summary.json", summary)

@@ -1,4 +1,4 @@
-"""TensorBoard, and Weights & Biases by a module that stands in for it."""
+"""TensorBoard, and Weights & Biases with a stand-in module."""
 
 import collections
 import importlib.machinery
@@ -23,7 +23,7 @@ CONFIG = {"run": {"seed": 3}}
 
 @pytest.fixture
 def wandb(monkeypatch):
-  """Keeps what it is told in `runs`."""
+  """Records its calls in `runs`."""
   module = types.ModuleType("wandb")
   module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
   module.runs, module.Image = [], lambda pixels: ("image", pixels.shape)
@@ -79,7 +79,7 @@ def test_what_is_written_is_shown_on_all_boards(tmp_path, wandb):
 
 
 def test_tensorboard_gets_curves_and_few_single_points(tmp_path):
-  """What a run's end has by loop is a curve; groups are in the report."""
+  """Final per-loop scores are a curve; groups are in the report."""
   writer = metrics.Writer(
     tmp_path, 20, 0, scored_again=False, shown=(),
     boards=boards.open_all(tmp_path, 0, "", CONFIG),

@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, what is refused, and what is never believed."""
+"""Checkpoints: retention, refusals and damaged files."""
 
 import contextlib
 
@@ -74,7 +74,7 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 def test_the_newest_and_the_best_stay(tmp_path):
-  """The best is known only after its checkpoint was written."""
+  """The best step is known only after its checkpoint was written."""
   scores = {1: 0.1, 2: 0.9, 3: 0.3, 4: 0.2, 5: 0.4}
   with filled(tmp_path, range(1, 7), scores, keep=2, keep_best=1) as kept:
     assert kept.steps() == [2, 5, 6]
@@ -110,7 +110,7 @@ def test_saving_a_step_twice_keeps_the_first(tmp_path):
   ],
 )
 def test_what_does_not_fit_is_named(tmp_path, change, message):
-  """It is the user's mistake: an older checkpoint would not help."""
+  """A user error: an older checkpoint would not help."""
   wanted = tree()
   change(wanted)
   with filled(tmp_path, [1, 2], keep=2):
@@ -153,7 +153,7 @@ def test_parameters_of_a_run_that_averages_are_the_average(tmp_path):
   )
 
 
-# Reads that fail close Orbax's event loop under others that still answer.
+# Failed reads close Orbax's event loop while others still use it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
   """Orbax itself would load some of them."""
@@ -170,7 +170,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
         state, _ = restore.state(tmp_path, 1, abstract(tree()))
       except restore.DamagedCheckpointError as error:
         found.append(str(error))
-      else:  # Nothing depends on this bit.
+      else:  # An unused bit.
         for got, value in zip(jax.tree.leaves(state), expected, strict=True):
           assert jnp.array_equal(got, value)
     path.write_bytes(original)
@@ -245,7 +245,7 @@ def test_checksums_do_not_depend_on_the_mesh():
 
 
 def test_checksums_need_no_memory_and_no_communication():
-  """Large models are imported and saved in little more than their size."""
+  """Importing and saving large models needs little more than their size."""
   value = jnp.ones((64, 4096), jnp.bfloat16)
   program = integrity._sum.lower(value, True).compile()
   assert program.memory_analysis().temp_size_in_bytes < value.nbytes / 100
@@ -272,7 +272,7 @@ def test_checksums_see_every_bit_and_every_place(dtype):
 
 
 def test_restored_on_another_mesh(tmp_path):
-  """Saved from one layout, read onto another, equal to the bit."""
+  """Saved with one sharding, restored with another, bitwise equal."""
   before = NamedSharding(mesh_of(2, 4, 1), P("fsdp"))
   after = NamedSharding(mesh_of(1, 2, 2), P("tensor", "fsdp"))
   value = tree()["params"]["a"]["kernel"]
@@ -287,7 +287,7 @@ def test_restored_on_another_mesh(tmp_path):
 
 @pytest.mark.long
 def test_a_run_starts_from_the_parameters_of_another(tmp_path):
-  """From the averaged ones; hardly a step changes them here."""
+  """From the averaged ones, which hardly change here."""
   source, tuned = tmp_path / "source", tmp_path / "tuned"
   train.run(smoke(), source, "train")
   config = smoke(

@@ -1,4 +1,4 @@
-"""What a run will take on this machine."""
+"""Estimates of a run's time on this machine."""
 
 import jax.numpy as jnp
 import pytest
@@ -64,10 +64,10 @@ def test_the_first_calls_correct_it(monkeypatch):
   times, said = iter([10.0, 10.5, 12.0, 99.0]), []
   monkeypatch.setattr(machine.time, "perf_counter", lambda: next(times))
   calls = machine.FirstCalls(2600, said.append)
-  calls.after(610, jnp.ones(()))  # It warms up.
+  calls.after(610, jnp.ones(()))  # Warm-up.
   calls.after(620, jnp.ones(()))
   assert not said  # Half a second is too short.
   calls.after(630, jnp.ones(()))
   calls.after(640, jnp.ones(()))
   assert said == ["10 steps per second; 3 minutes left"]
-  assert next(times) == 99.0  # Later calls are not waited for.
+  assert next(times) == 99.0  # Does not wait for later calls.

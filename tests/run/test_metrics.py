@@ -1,4 +1,4 @@
-"""Rows of a run: what is shown of them."""
+"""Rows of a run: what is printed."""
 
 from loopjax.run import metrics
 

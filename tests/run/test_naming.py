@@ -10,7 +10,7 @@ FILE = "configs/sudoku_utm.py"
 
 
 def name(argument="", **flags):
-  """Of the run --config=FILE[:argument] --config.section.key=value..."""
+  """The directory of --config=FILE[:argument] --config.section.key=value..."""
   flags = {key.replace("__", "."): value for key, value in flags.items()}
   config = load_config("sudoku_utm", argument)
   config_lib.override(config, flags)

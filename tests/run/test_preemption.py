@@ -1,4 +1,4 @@
-"""Being asked to stop, at every place where a run may be."""
+"""Requests to stop, at every point of a run."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def never_stopped(tmp_path_factory):
 
 
 def stop_at(monkeypatch, polls):
-  """The notice comes at one of the times that a run asks for it."""
+  """The notice comes at one of the times at which a run checks for it."""
   asked = []
 
   def reached(self):
@@ -41,7 +41,7 @@ def stop_at(monkeypatch, polls):
 
 
 @pytest.mark.long
-# A run asks before every call of 5 steps and every batch of an evaluation.
+# A run checks before every call of 5 steps and every batch of an evaluation.
 @pytest.mark.parametrize(
   ("polls", "step"),
   [

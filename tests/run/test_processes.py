@@ -1,4 +1,4 @@
-"""How a process finds out what it takes part in."""
+"""How a process detects its job."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ def parsed(monkeypatch):
 
 @pytest.fixture
 def joined(monkeypatch):
-  """What JAX is told."""
+  """The arguments for JAX."""
   calls = []
   monkeypatch.setattr(
     processes.jax.distributed, "initialize", lambda **kw: calls.append(kw)
@@ -43,7 +43,7 @@ def test_flags_win_over_the_environment(joined, monkeypatch):
 def test_a_scheduler_that_started_several_tasks_is_noticed(joined, monkeypatch):
   monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
   processes.start()
-  assert "coordinator_address" not in joined[0]  # JAX asks SLURM itself.
+  assert "coordinator_address" not in joined[0]  # JAX queries SLURM.
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_summary_says_what_the_step_costs(tmp_path):
   assert memory["temporaries"] > 0
   row = workdir_lib.read_metrics(tmp_path)[-1]
   assert row["model_flops_per_second"] > 0
-  assert "model_flops_utilization" not in row  # Nobody knows a CPU's peak.
+  assert "model_flops_utilization" not in row  # A CPU's peak is unknown.
 
 
 def test_memory_of_a_program_known_by_hand():

@@ -1,4 +1,4 @@
-"""Provenance: the revision is that of the checkout which the code runs from."""
+"""Provenance: the revision of the checkout that contains the running code."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""What is logged while checkpoints are saved and read."""
+"""Log output while checkpoints are saved and restored."""
 
 import logging
 

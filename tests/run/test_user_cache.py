@@ -1,4 +1,4 @@
-"""What is kept for later runs is whole or is made anew."""
+"""Cache entries are complete or are recreated."""
 
 import concurrent.futures
 import importlib
@@ -17,7 +17,7 @@ from loopjax.run import user_cache
 
 @pytest.fixture(autouse=True)
 def kind(tmp_path, monkeypatch):
-  """Where things are kept: nowhere near those of the user."""
+  """A cache directory apart from the user's."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   return tmp_path / "loopjax" / "kind"
 
@@ -180,7 +180,7 @@ def test_a_place_that_cannot_be_written_is_one_line(kind):
 
 
 def test_what_is_whole_needs_no_lock(kind):
-  """It may lie where nobody can write."""
+  """It may be in a read-only directory."""
   entry = user_cache.entry("kind", "a", write)
   lock = kind / ".a.lock"
   lock.unlink()
@@ -194,7 +194,7 @@ def test_of_several_one_writes_and_the_others_wait():
 
   def slow(folder):
     calls.append(folder)
-    began.wait(0.5)  # Nobody else comes in.
+    began.wait(0.5)  # No other process enters.
     write(folder)
 
   with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""Sweeps: directory names, skipping, going on, failing."""
+"""Sweeps: directory names, skipping, resuming, failing."""
 
 import concurrent.futures
 import json
@@ -43,7 +43,7 @@ ENDS = {
 
 
 class Runner:
-  """Stands in for processes: writes what a run writes, or fails."""
+  """Replaces processes: writes a run's files, or fails."""
 
   def __init__(self, items, fail=None):
     self.configs = {item.slug: item.config for item in items}
@@ -161,7 +161,7 @@ def test_complete_is_skipped_and_unfinished_goes_on(
   (tmp_path / items[1].slug / "summary.json").unlink()
   path = tmp_path / items[2].slug / "summary.json"
   workdir_lib.write_json(path, {"status": "preempted"})
-  # What does not change the parameters does not matter.
+  # Settings that do not affect the parameters have no effect.
   path = tmp_path / items[3].slug / "config.json"
   config = workdir_lib.read_json(path)
   config["eval"]["batch_size"] = 5
@@ -273,7 +273,7 @@ def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
   assert log.read_text() == "first\n"
 
 
-# Saves at the first signal and dies of the second, like a run.
+# Saves at the first signal and is killed by the second, like a run.
 SAVES = """
 import os, signal, sys, threading
 asked = threading.Event()
@@ -346,7 +346,7 @@ CONFIG = "--config=configs/sudoku_utm.py:smoke"
 
 @pytest.mark.long
 def test_a_dry_run_writes_nothing(tmp_path):
-  """In a process of its own, which ends with the status."""
+  """In a separate process, which exits with the status."""
   workdir = tmp_path / "sweep"
   done = subprocess.run(
     [
@@ -385,7 +385,7 @@ def test_no_sweep_has_the_name_of_a_preset():
 
 
 def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
-  """Only settings that the config lacks are."""
+  """Only settings that the config lacks are reported."""
   config = load_config("sudoku_utm", "smoke")
   with pytest.raises(AttributeError, match="has no attribute 'stepz'"):
     items_lib.make_items(config, lambda _: items_lib.stepz, "a", {})
@@ -455,7 +455,7 @@ def test_the_manifest_says_what_was_planned(items, tmp_path):
 
 
 def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
-  """Its settings have to be there before they are overridden."""
+  """Its settings must exist before they are overridden."""
   base = load_config("multihop_disco", "smoke")
   sweeps = lambda config: {"two": [{"model.name": "looped", "run.seed": 1}]}  # noqa: E731
   items = items_lib.make_items(base, sweeps, "two", {})
@@ -479,7 +479,7 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_main_accepts_every_item(name):
-  """As text on its command line, which is all that it gets."""
+  """As text on its command line, its only input."""
   base = load_config(name, "smoke")
   sweeps = namespace(name)["sweeps"]
   file = f"--config={ROOT / 'configs' / name}.py:smoke"
@@ -492,7 +492,7 @@ def test_main_accepts_every_item(name):
 
 
 def chain(config):
-  """A run, one that goes on from it, and one from both."""
+  """A run, one that starts from it, and one from both."""
   begun = {"run.init_from": config_lib.WorkdirOf(0), "run.seed": 1}
   both = {"run.init_from": config_lib.WorkdirOf(1), "run.seed": 1}
   return {"chain": [{}, begun, both], "end": [{"run.seed": 2}, begun]}
@@ -503,7 +503,7 @@ def chained(workdir, name="chain"):
 
 
 def test_items_go_on_from_earlier_ones(monkeypatch, tmp_path):
-  """Each from the directory of the run that it names, once that is complete."""
+  """Each starts from the directory of the named run, once that is complete."""
   items = chained(tmp_path)
   first, second, third = (item.slug for item in items)
   assert items[1].config["run"]["init_from"] == str(tmp_path / first)
@@ -523,7 +523,7 @@ def test_items_go_on_from_earlier_ones(monkeypatch, tmp_path):
 
 
 def test_names_of_items_that_go_on_tell_what_from(tmp_path):
-  """And not where from: the same experiment has the same name everywhere."""
+  """And not where: equal experiments have equal names everywhere."""
   slugs = [item.slug for item in chained(tmp_path)]
   assert slugs == [item.slug for item in chained(tmp_path / "elsewhere")]
   assert len(set(slugs)) == 3

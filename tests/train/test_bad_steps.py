@@ -1,4 +1,4 @@
-"""Steps with numbers that are not finite change nothing and are counted."""
+"""Steps with non-finite numbers change nothing and are counted."""
 
 import types
 
@@ -75,7 +75,7 @@ def test_a_bad_batch_changes_nothing_but_the_count(value):
 
 
 def with_bad_gradient(loss):
-  """The loss stays finite; one parameter's gradient is not, at step 1."""
+  """The loss stays finite; at step 1, one parameter's gradient is not."""
 
   def changed(model, batch, key, step, teacher):
     total, metrics = loss(model, batch, key, step, teacher)
@@ -104,7 +104,7 @@ def test_a_bad_gradient_is_laid_at_its_parameter():
 
 @pytest.mark.long
 def test_a_streak_stops_for_good():
-  """What comes after it in the same call does not count either."""
+  """Later steps in the same call do not count either."""
   _, program, batches = make(run__max_bad_steps=2)
   bad = [spoiled(batch) for batch in batches]
   state, _ = program.train(
@@ -131,7 +131,7 @@ def test_single_bad_steps_do_not_stop():
 
 
 def optimizer_steps(state):
-  """Steps that the optimizer itself has counted."""
+  """Steps counted by the optimizer."""
   return optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
 
 
@@ -149,7 +149,7 @@ def test_means_leave_bad_steps_out():
 
 
 def spoil_data(monkeypatch, first, last):
-  """Batches first .. last of training hold a NaN."""
+  """Batches first .. last of training contain a NaN."""
   iterate = pipeline.iterate
 
   def spoiling(batches, start=0, num_threads=2):
@@ -190,7 +190,7 @@ def with_logarithm_of_zero(loss):
   return changed
 
 
-@pytest.mark.manual  # Every operation of a call runs by itself.
+@pytest.mark.manual  # Every operation of a call runs separately.
 def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
   from loopjax.models import utm
 
@@ -206,7 +206,7 @@ def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_state_is_not_saved(monkeypatch, tmp_path):
-  """It has counted steps that were none; a later start would miss them."""
+  """It has counted bad steps; a later start would miss them."""
   spoil_data(monkeypatch, 3, 6)
   options = {
     "run__log_every": 20, "run__checkpoint_every": 5, "run__keep_checkpoints": 9
@@ -214,7 +214,7 @@ def test_a_stopped_state_is_not_saved(monkeypatch, tmp_path):
   config = smoke(run__max_bad_steps=3, **options)
   assert train.run(config, tmp_path, "train")["status"] == "diverged"
   kept = [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")]
-  assert kept == ["5"]  # Two bad steps are no reason to stop.
+  assert kept == ["5"]  # Two bad steps do not stop the run.
   straight = train.run(
     smoke(run__max_bad_steps=9, **options), tmp_path / "straight", "train"
   )

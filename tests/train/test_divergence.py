@@ -1,4 +1,4 @@
-"""What is said of numbers that are not finite."""
+"""Reports of non-finite numbers."""
 
 import runpy
 
@@ -8,7 +8,7 @@ from loopjax.train import loop
 
 
 def test_a_frame_is_the_projects_only_if_it_is_in_the_package(tmp_path):
-  """Whatever the directories around it are called."""
+  """For any names of parent directories."""
   package = tmp_path / "loopjax" / "src" / "loopjax"
   other = tmp_path / "loopjax" / "lib" / "site-packages" / "loopjax_tools"
   for directory in (package, other):

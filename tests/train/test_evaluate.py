@@ -60,9 +60,9 @@ def test_scores_are_those_of_the_examples_one_by_one():
 
 
 def test_groups_that_are_splits_have_names_of_their_own():
-  """And other groups may be of one of these splits only."""
+  """Other groups may belong to one of these splits only."""
 
-  def right(*groups):  # Numbers of examples, and of right ones.
+  def right(*groups):  # Numbers of examples, and of correct ones.
     counts, sums = np.array(groups, float).T
     powers = np.stack([counts, sums, counts, sums, sums], axis=1)
     return {"count": counts, "right": powers}
@@ -75,7 +75,7 @@ def test_groups_that_are_splits_have_names_of_their_own():
   groups = {"split": ("near", "far"), "kind": ("near/old", "new/er")}
   scores = evaluate._means(sums, groups, "test")
   assert set(scores) == {"test", "near", "far"}
-  assert "right" not in scores["test"]  # A mean over splits says nothing.
+  assert "right" not in scores["test"]  # A mean over splits is meaningless.
   assert scores["near"]["right"] == pytest.approx(2 / 3)
   assert scores["far"]["count"] == 1
   assert scores["near"]["right/kind=old"] == 1.0
@@ -105,7 +105,7 @@ def test_examples_that_count_differently():
 
 
 def test_scores_with_weights_are_ratios_of_sums():
-  """Of valid examples, for each group."""
+  """Over valid examples, for each group."""
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
   dataset = make_datasets(settings)["test"]

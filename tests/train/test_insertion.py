@@ -1,4 +1,4 @@
-"""Memory put into a trained looped model, as docs/insertion.md says."""
+"""Memory inserted into a trained looped model, as in docs/insertion.md."""
 
 import re
 
@@ -30,7 +30,7 @@ def stages(workdir):
 
 
 def test_stages_go_on_from_each_other(tmp_path):
-  """A LoopLM, then only what is inserted into it, then everything."""
+  """A LoopLM, then only the inserted memory, then everything."""
   items, configs = zip(*stages(tmp_path), strict=True)
   assert [len(item.needs) for item in items] == [0, 1, 1]
   assert [config.run.num_steps for config in configs] == [15, 5, 10]
@@ -71,7 +71,7 @@ def test_only_what_was_inserted_is_trained_at_first(tmp_path):
   looped, warm, whole = kept
   inserted, later = warm.pop("memories"), whole.pop("memories")
   jax.tree.map(np.testing.assert_array_equal, warm, looped)
-  # It began as zero.
+  # Initially zero.
   output = inserted["memory"]["fast_weights"]["output"]["kernel"]
   assert np.abs(output).max() > 0
   for before, after in ((inserted, later), (warm, whole)):

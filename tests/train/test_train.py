@@ -1,4 +1,4 @@
-"""Whole runs: what they write, resuming, refusing."""
+"""Whole runs: output, resuming, refusals."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("sketches")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """One finished smoke run, shared by the tests that only read it."""
+  """One finished smoke run, shared by tests that do not modify it."""
   workdir = tmp_path_factory.mktemp("finished")
   train.run(smoke(), workdir, "train_and_eval", figures.finish)
   return workdir
@@ -82,9 +82,9 @@ def test_groups_add_up(finished):
 
 @pytest.mark.parametrize("cut_at", [10, 20])
 def test_resuming_is_bitwise(finished, tmp_path, cut_at):
-  """Cut off after a checkpoint, a run ends like one that was not.
+  """Interrupted after a checkpoint, a run ends like an uninterrupted one.
 
-  At 20 the final scores are there already and come again.
+  At 20 the final scores already exist and are computed again.
   """
   cut = tmp_path / "cut"
   shutil.copytree(finished, cut)
@@ -97,7 +97,7 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
 
 
 def size(params):
-  """One number of all parameters."""
+  """One number that summarises all parameters."""
   leaves = jax.tree.leaves(jax.device_get(params))
   return float(sum(np.abs(leaf).sum() for leaf in leaves))
 
@@ -237,7 +237,7 @@ def test_data_that_have_changed_are_refused(tmp_path):
   files = {"task__train_csv": str(path), "task__test_csv": str(other)}
   files |= {"task__validation_share": 0.5}
   train.run(smoke(**files), workdir, "train")
-  (workdir / "summary.json").unlink()  # As if it had been stopped before.
+  (workdir / "summary.json").unlink()  # As if interrupted.
   train.run(smoke(**files), workdir, "train")
   (workdir / "summary.json").unlink()
   write(path, "2143")
@@ -272,7 +272,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
 
 @pytest.mark.long
 def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
-  """By the rows of the evaluations in training."""
+  """According to the rows of evaluations in training."""
   copy = tmp_path / "copy"
   shutil.copytree(finished, copy)
   best = {"eval__every": 10, "run__keep_best": 1, "eval__checkpoint": "best"}
@@ -348,7 +348,7 @@ def test_a_diverged_run_says_so(tmp_path):
 
 @pytest.mark.long
 def test_training_alone_keeps_the_rows_of_an_evaluation(tmp_path):
-  """They would not come again."""
+  """They would not be repeated."""
   options = {"eval__every": 10, "eval__batch_size": 64, "eval__depth_factor": 0}
   train.run(smoke(**options), tmp_path, "train_and_eval")
   expected = rows(tmp_path)
@@ -371,7 +371,7 @@ def test_a_score_that_is_none_is_named(tmp_path):
     UserError, match="score; expected one of .*/exact_match, "
   ):
     train.run(config, workdir, "train_and_eval")
-  assert not workdir.exists()  # Said before the first step.
+  assert not workdir.exists()  # Reported before the first step.
   with pytest.raises(UserError, match="keep_best has no effect"):
     train.run(smoke(eval__every=10, run__keep_best=1), tmp_path / "b", "train")
 

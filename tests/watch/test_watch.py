@@ -1,4 +1,4 @@
-"""The live view: what it reads, what it draws, and when it ends."""
+"""The live view: input, drawing and end."""
 
 import io
 import json
@@ -80,7 +80,7 @@ def test_panels_are_loss_scores_and_loops(tmp_path):
 
 
 def test_scores_by_depth_are_lines_over_loops(tmp_path):
-  """Of the newest row, over the loops that were run."""
+  """Of the newest row, over the evaluated loops."""
   old, new = (
     {"step": step, "split": "depth", "exact_match/loop=0": x,
      "exact_match/loop=3": 2 * x, "exact_match/standard_error/loop=0": 9.0}
@@ -103,7 +103,7 @@ def test_layers_have_lines_of_their_own(tmp_path):
 @pytest.mark.parametrize(
   ("age", "summary", "state", "ended"),
   [
-    (20.0, None, "training; 3 minutes left", False),  # 80 steps at 0.4 a second
+    (20.0, None, "training; 3 minutes left", False),  # 80 steps at 0.4 / s
     (600.0, None, "silent for 10 minutes", False),
     (
       600.0,

@@ -1,4 +1,4 @@
-"""Trained models of the package: small, complete, and as good as they were."""
+"""Trained models of the package: small, complete, and as good as recorded."""
 
 import json
 import pathlib
@@ -27,7 +27,7 @@ from loopjax.watch import __main__ as watch
 from loopjax.zoo import __main__ as command
 from loopjax.zoo import entries
 
-# A score of the first examples of the test split. Texts are in no package.
+# A score on the first examples of the test split. Texts are not packaged.
 SAMPLES = {
   "depo": ("test/answer_accuracy", 0.99),
   "sudoku_6x6": ("test/exact_match", 0.95),
@@ -35,7 +35,7 @@ SAMPLES = {
   "sudoku_nine": ("test/exact_match", 0.58),
   "two_hops": ("test_ood_2/accuracy", 0.5),
 }
-NOVELS = {"novels": 2.1, "novels_adaptive": 2.4}  # Bits a byte, at most.
+NOVELS = {"novels": 2.1, "novels_adaptive": 2.4}  # Maximum bits per byte.
 SUMS = ("sums_looped", "sums_melt")
 PROSE = (
   "When the old man had finished his story there was a long silence in the"
@@ -111,7 +111,7 @@ def test_an_entry_has_read_novels(name):
   ("name", "view"), [("sudoku_nine", "puzzle"), ("novels", "text")]
 )
 def test_the_pages_of_the_docs_are_of_today(name, view):
-  """Else docs/zoo.md says how to write them again."""
+  """Otherwise docs/zoo.md says how to rewrite them."""
   play = ROOT / "loopjax" / "play"
   page = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
   assert (play / "views" / f"{view}.html").read_text() in page
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
   save_file(less, folder / zoo.PARAMS)
   with pytest.raises(UserError, match=f"missing {name}"):
     trained.read(pathlib.Path("zoo:own"))
-  # Unless it may be new.
+  # Unless new files are allowed.
   abstract = abstract_params(finished)
   _, found = restore.chosen_params(
     pathlib.Path("zoo:own"), None, abstract, "", fresh=re.escape(name)

@@ -1,1 +1,1 @@
-"""What a trained model does from loop to loop."""
+"""What a trained model computes from loop to loop."""

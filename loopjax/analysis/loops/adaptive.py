@@ -1,7 +1,7 @@
 """Figures of looped layers and their memory reads.
 
 These are figures 2 to 4 of "Adaptive Loops and Memory" (arXiv 2603.08391), and
-two that it lacks: the use of slots, and the savings of halting at inference.
+two of our own: the use of slots, and the savings of halting at inference.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ from loopjax.types import Output
 
 _STEPS = "optimizer steps"
 BANKS = ("local", "global")
-EXIT_THRESHOLDS = (1.0, 0.99, 0.9, 0.7, 0.5)  # 1: no exits.
+EXIT_THRESHOLDS = (1.0, 0.99, 0.9, 0.7, 0.5)  # 1 disables exits.
 _NUM_EXIT_EXAMPLES = 64
 _MAX_NAMED = 6  # Up to this many layers, each has a legend entry.
 
@@ -50,7 +50,7 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   measured, by_loss = series.by_layer(rows, "validation", "ponder_steps")
   at, loss = series.scalar(rows, "validation", "loss")
   loss, by_loss = loss[np.isin(at, measured)], by_loss[np.isin(measured, at)]
-  if len(loss):  # A run may have been stopped before any evaluation.
+  if len(loss):  # The run may have no evaluation yet.
     for line, color in zip(by_loss.T, colors, strict=True):
       onset.plot(loss, line, color=color, alpha=0.6, linewidth=1)
     onset.plot(
@@ -88,7 +88,7 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 
 
 def draw_memory(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  """memory.png: gates over training, and slots read, for every bank."""
+  """memory.png: gates over training, and attention to slots, for every bank."""
   banks = [
     bank
     for bank in BANKS
@@ -190,13 +190,13 @@ def exits(
 ) -> list[dict[str, Any]]:
   """A score, and the iterations that it takes, at each of `EXIT_THRESHOLDS`.
 
-  A token that has halted still passes through the remaining iterations, because
-  later tokens attend to their keys and values: halting saves compute where all
-  tokens of a batch have halted.
+  A halted token still passes through the remaining iterations, because later
+  tokens attend to its keys and values there: halting saves compute only once
+  all tokens of a batch have halted.
 
   Args:
     evaluated: the run's evaluated.
-    score: name of a score of the task.
+    score: name of one of the task's scores.
 
   Returns:
     For each threshold: "exit_threshold"; "rows"; "loops_per_token", mean over
@@ -212,7 +212,7 @@ def exits(
     batch["inputs"]
     < evaluated.spec.vocab_size - evaluated.spec.num_padding_tokens
   )
-  if "documents" in batch:  # The end of a document may pad rows, too.
+  if "documents" in batch:  # The end token may also be the padding.
     real &= batch["documents"] > 0
   rows: list[dict[str, Any]] = []
   without = None

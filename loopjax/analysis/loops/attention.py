@@ -1,15 +1,13 @@
-"""Where the attention of each head goes: memory, sequence, row, column, box.
+"""What each head attends to: memory, sequence, row, column, box.
 
 Maps are attention weights [..., S, S], queries by keys, memory tokens first,
 every row summing to one. All results are linear in the maps, or ratios of
-linear results, so maps averaged over examples give the pooled numbers.
+linear results: maps averaged over examples give the pooled numbers.
 
 The paper also gives each head a role: "reader", "writer", "constraint". The
 masses of its H1, a writer, and of H5, which is not a writer, agree to within
-0.05. So masses are reported here, and no roles.
-
-"s" is the sequence, "m" the memory; "sm" reads: queries of the sequence, mass
-on memory.
+0.05. Therefore only masses are reported here, no roles. "s" is the sequence,
+"m" the memory; "sm" means queries of the sequence, mass on memory.
 """
 
 from collections.abc import Sequence
@@ -56,10 +54,10 @@ def uniform_quadrants(num_tokens: int, num_memory: int) -> dict[str, float]:
 def coordinate_shares(
   maps: np.ndarray, num_memory: int, coordinates: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Share of the sequence's attention to itself that shares a coordinate.
+  """Fraction of the sequence's attention to itself that shares a coordinate.
 
-  On a board the coordinates are row, column and box, so a head that propagates
-  a rule stands out. A token shares all coordinates with itself.
+  On a board the coordinates are row, column and box: a head that propagates a
+  rule stands out. A token shares all coordinates with itself.
 
   Args:
     maps: f32 [..., S, S].
@@ -67,8 +65,8 @@ def coordinate_shares(
     coordinates: coordinates of every position of the sequence, [T, A].
 
   Returns:
-    (share of the ss mass on keys with the query's coordinate a, [..., A]; what
-    uniform attention over the sequence would give, [A]).
+    (fraction of the ss mass on keys with the query's coordinate a, [..., A];
+    the value for uniform attention over the sequence, [A]).
   """
   inside = maps[..., num_memory:, num_memory:]
   points = np.asarray(coordinates)

@@ -25,7 +25,7 @@ def scores_by_depth(
 
   Over `eval.depth_examples` examples, up to `eval.depth_factor` times the
   trained number of loops. Models that read out every loop run once; a forced
-  stop, if the model has one, happens at the new last loop. Other causal models
+  stop, if the model has one, moves to the new last loop. Other causal models
   run again for 1, 2, 4, ... loops.
 
   Returns:
@@ -79,15 +79,15 @@ def scores_by_loop(
   vocab_size: int,
   losses: Array | None = None,
 ) -> Scores:
-  """A task's scores if each loop's predictions were the answer.
+  """A task's scores with each loop's predictions as the answer.
 
   Args:
     score: the task's `score`; it receives the predictions as one-hot logits.
     prediction: token ids, int [K, B, T].
     batch: the B examples.
     vocab_size: V.
-    losses: f32 [K, B, T], nats; without them there is no "loss", as a one-hot
-      prediction has none.
+    losses: f32 [K, B, T], nats; without them there is no "loss", which one-hot
+      predictions lack.
   """
 
   def score_one(of_loop: tuple[Array, Array | None]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def means(found: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
 
   Args:
     found: values and weights of all rows.
-    rows: which of them; none of these have no scores.
+    rows: mask of the rows to use; no scores if it is empty.
   """
   result: dict[str, np.ndarray] = {}
   for name, both in found.items():
@@ -129,7 +129,7 @@ def means(found: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
 def _by_runs(
   evaluated: evaluated_lib.EvaluatedModel, batch: Batch, num_loops: int
 ) -> Scores:
-  """Scores of runs of 1, 2, 4, ... loops, of the trained, and of all."""
+  """Scores of runs with 1, 2, 4, ... loops, the trained number and the most."""
   trained = evaluated.settings.model.num_loops
   powers = [2**n for n in range(num_loops.bit_length())]
   counts = sorted({*powers, trained, num_loops})
@@ -151,7 +151,7 @@ def _run(
   *,
   every: bool,
 ) -> Scores:
-  """Scores of one run, after every loop or after its last one alone."""
+  """Scores of one run, after every loop or only after its last."""
   settings, device = evaluated.settings, jax.local_devices()[0]
   run = jax.jit(
     functools.partial(

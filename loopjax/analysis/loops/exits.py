@@ -1,7 +1,7 @@
 """Early exits of a looped model, compared with a fixed number of loops.
 
 Ouro (arXiv 2510.25741, sections 3.2 and 5): how much each loop improves a
-token's loss, whether the gate predicts it, and the effect of loops beyond the
+token's loss, whether the gate predicts this, and the effect of loops beyond the
 trained number.
 """
 
@@ -248,7 +248,7 @@ def curve(
 
 
 def note(losses: np.ndarray, step: int) -> str:
-  """The note on a token: the loop of its exit, and its loss after each loop."""
+  """A token's tooltip: its exit loop, and its loss after each loop."""
   by_loop = ", ".join(f"{loss:.2f}" for loss in losses)
   return f"exits after loop {step}; loss per loop: {by_loop}"
 
@@ -267,13 +267,13 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     whole = not text.endswith("\ufffd") or len(waiting) == 4
     texts.append(text if whole else "")
     waiting = [] if whole else waiting
-  if waiting:  # A character that never ends.
+  if waiting:  # An incomplete character.
     texts[-1] = tokenizer.decode(waiting)
   return texts
 
 
 def _has_gate(evaluated: evaluated_lib.EvaluatedModel) -> bool:
-  """Whether the model has a gate that was trained."""
+  """Whether the model has a trained gate."""
   model = evaluated.settings.model
   return isinstance(model, looped.Config) and model.exit_gate in (
     "joint",

@@ -1,4 +1,4 @@
-"""Numbers of steps that tokens took before they halted."""
+"""Numbers of steps before tokens halted."""
 
 import numpy as np
 

@@ -2,8 +2,8 @@
 
 Figure 3 of "Adaptive Loops and Memory" (arXiv 2603.08391) draws the expected
 number of iterations over the loss of the same evaluations, and says that it
-rises rapidly once the loss is below 3.27 +- 0.59 nats per token. Of what that
-is the spread it does not say, nor how it is read from the curves.
+rises rapidly once the loss is below 3.27 +- 0.59 nats per token. It does not
+say what the spread measures or how it is determined from the curves.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ LEAST_RISE = 0.1  # Iterations; a layer that rises less has no onset.
 def losses(rows: series.Rows) -> np.ndarray:
   """Validation loss at which each layer begins to loop, f64 [L].
 
-  Expected iterations fall at first. A layer begins where they are first
-  half-way from the lowest evaluation to the last one, after the lowest; the
-  loss is interpolated between the evaluations on either side. NaN for a layer
-  that rises by less than LEAST_RISE: it never begins; and without a loss.
+  Expected iterations fall at first. A layer's onset is where they first reach,
+  after the minimum, half-way from the minimum to the last evaluation; the loss
+  is interpolated between the adjacent evaluations. NaN without a loss, and for
+  a layer that rises by less than LEAST_RISE.
 
   Args:
-    rows: of metrics.jsonl.
+    rows: rows of metrics.jsonl.
   """
   expected, loss = _evaluated(rows)
   return np.array([_of_layer(layer, loss) for layer in expected.T])
@@ -31,15 +31,15 @@ def losses(rows: series.Rows) -> np.ndarray:
 def shuffled(
   rows: series.Rows, draws: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """A control of `losses`: iterations in an order by chance, f64 [draws, L].
+  """A control for `losses`: iterations in random order, f64 [draws, L].
 
-  A loss that falls puts whatever rises after its lowest place at a lower loss;
-  what `losses` finds says something as far as it differs from these.
+  With a falling loss, any rise after a minimum is at a lower loss. Results of
+  `losses` are therefore meaningful only as far as they differ from these.
 
   Args:
-    rows: of metrics.jsonl.
-    draws: number of orders.
-    rng: draws them; the layers of a draw have one order.
+    rows: rows of metrics.jsonl.
+    draws: number of random orders.
+    rng: random number generator; the layers of a draw share one order.
   """
   expected, loss = _evaluated(rows)
   orders = [rng.permutation(len(loss)) for _ in range(draws)]

@@ -14,9 +14,9 @@ _LAYER = re.compile(r"retention/memory=(\d+)/loop=0")
 def draw_passes(
   rows: series.Rows, directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """passes.png: norms after every pass, and the share of the state it retains.
+  """passes.png: norms after every pass, and the retained fraction of the state.
 
-  Nothing is drawn for models without fast weights.
+  Draws nothing for models without fast weights.
 
   Args:
     rows: rows of metrics.jsonl.
@@ -46,7 +46,7 @@ def _by_pass(
 
 
 def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
-  """Plots the share retained, the mean over passes, by memory layer."""
+  """Plots the retained fraction, mean over passes, by memory layer."""
   found = {m[1] for row in rows for key in row if (m := _LAYER.fullmatch(key))}
   for layer in sorted(map(int, found)):
     name = f"retention/memory={layer}"

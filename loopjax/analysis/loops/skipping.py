@@ -1,9 +1,9 @@
-"""Exits that skip loops for good, where all loops share a token's row.
+"""Exits whose skipped loops are never run, for loops that share a token's row.
 
-A token of MELT (arXiv 2605.07721) that leaves the loop leaves the latent of its
-last loop to later tokens. So texts are read token by token, as they would be
-written, and what an exit costs includes what later tokens lose by it. The paper
-leaves this open (appendix F.2).
+When a token of MELT (arXiv 2605.07721) exits, later tokens attend to the latent
+of its last loop. Texts are therefore processed token by token, as in
+generation, and the cost of an exit includes the effect on later tokens. The
+paper does not study this (appendix F.2).
 """
 
 import functools
@@ -24,22 +24,22 @@ from loopjax.models import melt
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import PRECISIONS, Array
 
-THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)  # No exits last.
+THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)  # Last: no exits.
 RULES = ("gate", "change")
-MOST_LOST = 0.01  # Of the loss, in `scores`.
+MOST_LOST = 0.01  # Relative increase of the loss, in `scores`.
 _NUM_ROWS = 64
 
 
 def measure(evaluated: evaluated_lib.EvaluatedModel) -> list[dict[str, Any]]:
   """Loops and loss of a token, for every rule and threshold.
 
-  Only models that kept the gate of the looped model are measured, and of rows
-  of several documents only the first ones: what is read is one text.
+  Only for models that kept the looped model's gate. Uses only the first
+  document of each row.
 
   Returns:
     A row for each: "rule"; "threshold"; "loops" and "loss" per token, weighted
-    by token; "error", the standard error of the loss's difference from that of
-    all loops, over rows of text.
+    by token; "error", the standard error over rows of the difference from the
+    loss with all loops.
   """
   model = evaluated.settings.model
   if not isinstance(model, melt.Config) or model.exit_gate == "none":
@@ -109,14 +109,14 @@ def _read(
 
 
 def scores(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Of each rule the fewest loops per token that lose at most `MOST_LOST`.
+  """For each rule, the fewest loops per token that lose at most `MOST_LOST`.
 
-  A rule whose losses are not finite has no score.
+  A rule with non-finite losses has no score.
   """
   best = {}
   for rule in RULES:
     rows = [row for row in found if row["rule"] == rule]
-    most = (1 + MOST_LOST) * rows[0]["loss"]  # The first has no exits.
+    most = (1 + MOST_LOST) * rows[0]["loss"]  # rows[0] has no exits.
     if kept := [row["loops"] for row in rows if row["loss"] <= most]:
       best[f"loops_by_{rule}"] = min(kept)
   return best
@@ -125,7 +125,7 @@ def scores(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def draw_curve(
   evaluated: evaluated_lib.EvaluatedModel, found: Sequence[Mapping[str, Any]]
 ) -> list[pathlib.Path]:
-  """skipping.png and .json: loss against the loops that tokens run."""
+  """skipping.png and .json: loss against loops per token."""
   figure = draw.new(7.5, 4.6)
   axes = figure.subplots()
   for rule, color, label in (

@@ -1,13 +1,12 @@
-"""Analyses of the states between loops of models for multi-hop questions.
+"""Analyses of the states between loops of models of multi-hop questions.
 
 `python -m loopjax.analysis.multihop WORKDIR` applies to a run the analyses that
 DiscoLoop (arXiv 2607.00341, sections 3.2 and 5.1) applies to the vanilla loop
 (accuracy after every loop, logit lens, cosines, intervention), and causal
 patching.
 
-Loops count from 1 and denote the state after them; positions count from 0.
-`runs` checks which runs can be analysed, only `instrumented` runs the model,
-`questions` prepares the questions; `lens` and parts of `interventions` and
-`patching` are pure functions on arrays. Every number is a row of
-analysis.jsonl; tables and figures are made from these rows.
+Loops count from 1 and denote the state after them; positions count from 0. Only
+`instrumented` runs the model; `questions` prepares the questions; `lens` and
+parts of `interventions` and `patching` are pure functions on arrays. Every
+number is a row of analysis.jsonl; tables and figures are made from these rows.
 """

@@ -1,4 +1,4 @@
-"""Runs all analyses in order, and reports any that does not apply."""
+"""Runs all analyses in order and reports those that do not apply."""
 
 import inspect
 import os
@@ -141,7 +141,7 @@ def _make(output: pathlib.Path) -> None:
 
 
 def _why_unedited(settings: config_lib.Settings) -> str:
-  """Why the state between loops cannot be edited; empty if it can."""
+  """Why the state between loops cannot be edited; empty if it can be."""
   call = inspect.signature(settings.family.Model.__call__)
   if "edit" not in call.parameters:
     return f"{settings.model_name} has no editable state between loops"
@@ -191,7 +191,7 @@ def _write(
   notes: list[str],
 ) -> None:
   """Writes rows and figures; prints the skipped analyses and the file paths."""
-  for pattern in _PICTURES:  # Removes pictures of an earlier analysis.
+  for pattern in _PICTURES:  # Removes an earlier analysis's figures.
     for old in output.glob(pattern):
       old.unlink()
   path = output / "analysis.jsonl"
@@ -225,8 +225,8 @@ def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
   """The settings of a run.
 
   Raises:
-    UserError: there is no run, or it is of another task or of a family without
-      the necessary traces.
+    UserError: there is no run, or it has another task or a family without the
+      necessary traces.
   """
   settings = config_lib.of_run(workdir, str(workdir))
   if not isinstance(settings.task, task_lib.Config):

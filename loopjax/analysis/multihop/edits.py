@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from loopjax.nn import norm
 from loopjax.types import Array
 
-# Norm of equation 3. The paper does not say which; "rms" gives unit scale, like
-# the states of a loop that ends in a norm.
+# Norms of equation 3, which the paper does not specify; "rms" gives unit scale,
+# like the states of a loop that ends in a norm.
 NORMS = ("rms", "match_hidden", "final_norm")
 _EPSILON = 1e-6
 
@@ -53,7 +53,7 @@ def blend(
   """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
 
   Args:
-    state: H, the state that loop k passes on, f32 [B, T, D].
+    state: H, the state after loop k, f32 [B, T, D].
     k: index of the loop from 0, i32 scalar.
     loop: the loop after which to replace, from 1, i32 scalar.
     here: positions to replace, bool [B, T].

@@ -87,7 +87,7 @@ def _where(found: Sequence[rows.Row]) -> str:
 def draw_patching(
   found: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
-  """patching.png: how often the answer becomes the implied one, or stays."""
+  """patching.png: how often the answer becomes the implied one or stays."""
   patched = rows.select(found, "patching")
   loops = rows.values_of(patched, "loop")
   if not loops:

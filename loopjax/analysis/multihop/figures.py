@@ -14,7 +14,7 @@ from loopjax.analysis.multihop import rows, tables
 from loopjax.analysis.plots import draw, series
 
 _MARKERS = "os^Dv<>"
-_DASHES = ("-", "--", ":", "-.")  # So that overlapping lines are visible.
+_DASHES = ("-", "--", ":", "-.")  # Keeps overlapping lines visible.
 _STATES = {
   "cosine": "H",
   "centred_cosine": "H, centred",
@@ -38,7 +38,7 @@ def draw_stages(
     directory: output directory.
 
   Returns:
-    Paths; none if metrics.jsonl has no such accuracy yet.
+    Paths; none if metrics.jsonl has no such accuracies yet.
   """
   shown = [
     split
@@ -185,7 +185,7 @@ def draw_cosines(
 def _at_same_place(
   cosine: Sequence[rows.Row], places: Sequence[rows.Row], entity: str
 ) -> list[rows.Row]:
-  """Rows of another token, one for each row of `places`."""
+  """Rows of another token, one per row of `places`."""
   return [
     rows.select(
       cosine,
@@ -259,7 +259,7 @@ def panel_grid(
 
 
 def legend_below(figure: figure_lib.Figure, axes: axes_lib.Axes) -> None:
-  """One legend for all panels, taken from one of them."""
+  """One legend for all panels, from the entries of one."""
   handles, labels = axes.get_legend_handles_labels()
   figure.legend(
     handles,

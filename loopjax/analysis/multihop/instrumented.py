@@ -20,10 +20,10 @@ class Observed(NamedTuple):
 
   Attributes:
     prediction: argmax of the read-out after every loop, int [N, K, T].
-    lens: by name of `lens.read_out`, f32 [N, K, T, H]; entry j - 1 is about the
-      entity after hop j, and arbitrary past the answer.
-    cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, before a norm that
-      belongs to the read-out, and, for a family with a channel between loops,
+    lens: by name of `lens.read_out`, f32 [N, K, T, H]; entry j - 1 is for the
+      entity after hop j; arbitrary past the answer.
+    cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, before any norm of
+      the read-out, and, for a family with a channel between loops,
       "mixed_cosine" and "mixed_centred_cosine" of its output; f32 [N, K, T, n],
       in the order of `tokens_compared`.
   """
@@ -39,8 +39,8 @@ class InstrumentedModel(NamedTuple):
   Attributes:
     num_loops: K.
     observe: (questions) -> Observed.
-    passed_on: (inputs [n, T], loop, position int [n]) -> the state that the
-      loop passes to the next loop at this position, f32 [n, D].
+    passed_on: (inputs [n, T], loop, position int [n]) -> the input of the next
+      loop at this position, f32 [n, D].
     embed: (token ids int [n], states f32 [n, D], kind) -> Norm(W[token]) of
       equation 3, f32 [n, D]; see `edits.at_scale`.
     answer: (inputs [n, T], last int [n], loop, position int [n], alpha, vectors
@@ -103,8 +103,8 @@ def instrument(
     num_padding_tokens: ids at the end that are not real tokens.
     num_loops: K.
     batch_size: examples per device call.
-    traces: traces of the model. The state between loops is "mixed" if that is
-      one of them, and "hidden" otherwise.
+    traces: traces of the model. The state between loops is "mixed" if present,
+      else "hidden".
   """
   states = tuple(name for name in ("hidden", "mixed") if name in traces)
 
@@ -127,7 +127,7 @@ def instrument(
   def observe_questions(questions: Questions) -> Observed:
     compared = np.stack(list(tokens_compared(questions).values()), axis=1)
     tokens = (questions.entities[:, 1:], compared)
-    # Missing entities are looked up as token 0, and never reported.
+    # Missing entities are looked up as token 0 and never reported.
     return observe((questions.inputs, *(np.maximum(ids, 0) for ids in tokens)))
 
   return InstrumentedModel(
@@ -171,7 +171,7 @@ def _observe(
   vectors = table[compared][:, None, None]  # [b, 1, 1, n, D]
   cosines = {}
   for state in states:
-    # Without tokens that the model prepends to the question: [b, K, T, D].
+    # Drops tokens that the model prepends to the question: [b, K, T, D].
     hidden = outputs[-1].trace[state][:, :, -inputs.shape[1] :]
     hidden = jnp.swapaxes(hidden, 0, 1)
     prefix = "" if state == "hidden" else f"{state}_"
@@ -238,8 +238,7 @@ def _in_batches(
 ) -> Any:
   """Calls a function on batches of rows and concatenates the results.
 
-  The last batch is padded with the first rows, so that one compiled program
-  serves all.
+  The last batch is padded with the first rows: one compiled program serves all.
   """
   num = len(columns[0])
   parts = []

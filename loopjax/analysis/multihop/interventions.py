@@ -25,8 +25,8 @@ class Place(NamedTuple):
 
   Attributes:
     loop: the loop after which to edit, from 1.
-    rows: indices of the questions that have a bridge there: the entity after
-      this many hops is not the answer yet, int [n].
+    rows: indices of the questions with a bridge there: the entity after `loop`
+      hops is not yet the answer, int [n].
     position: the position to edit in each question, int [n].
   """
 
@@ -47,8 +47,8 @@ def places(
     questions: all questions.
     num_loops: K.
     loop: only this k; None for all.
-    position: the position for all bridges; None for the first position that has
-      seen everything the bridge depends on.
+    position: the position for all bridges; None for the first position that
+      sees everything on which the bridge depends.
   """
   for k in range(1, num_loops) if loop is None else (loop,):
     members = np.flatnonzero(questions.hops > k)

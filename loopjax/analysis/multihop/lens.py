@@ -20,9 +20,9 @@ def read_out(logits: Array, tokens: Array) -> dict[str, Array]:
 
   Returns:
     f32 [..., n]: "probability" P(e | H); "rank" from 1, ties broken by the
-    lower id, so that rank 1 is the argmax; "reciprocal_rank"; "margin", logit
-    minus that of the best other token; and "entropy" of the whole distribution
-    in nats, the same for all n.
+    lower id (rank 1 is the argmax); "reciprocal_rank"; "margin", logit minus
+    the best other token's logit; and "entropy" of the whole distribution in
+    nats, the same for all n.
   """
   log_chances = jax.nn.log_softmax(logits, axis=-1)
   entropy = -jnp.sum(jnp.exp(log_chances) * log_chances, axis=-1)

@@ -1,9 +1,9 @@
 """Causal patching: does the state at the bridge's position carry the bridge?
 
-The state that a loop passes on at this position is replaced by the one that it
-passes on for another question (the donor) of the same split. If the next loops
-read the bridge from that position, the answer becomes the entity that the
-question's own remaining relations lead to from the donor's bridge.
+The state after a loop at this position is replaced by the state for another
+question (the donor) of the same split. If later loops take the bridge from that
+position, the answer becomes the entity to which the question's remaining
+relations lead from the donor's bridge.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
     donor: index of each question's donor, int [n]; -1 if none was found.
     implied: entity that the patched question leads to, int [n]; -1 if no donor.
     examined: number of pairs examined.
-    qualified: number of these that could be used.
+    qualified: number of usable pairs.
   """
 
   donor: np.ndarray
@@ -64,9 +64,9 @@ def make_pairs(
 ) -> Pairs:
   """Draws a donor for each of n questions.
 
-  A pair qualifies if facts exist that lead from the donor's bridge along the
-  question's relations to an entity other than the question's answer, so that
-  "becomes" and "stays" can be distinguished. Up to 64 donors are tried.
+  A pair qualifies if facts lead from the donor's bridge along the question's
+  relations to an entity other than the question's answer, which distinguishes
+  "becomes" from "stays". Up to 64 donors are tried.
 
   Args:
     table: from `fact_table`.
@@ -101,17 +101,17 @@ def patch(
   """How often the patched answer becomes the implied one, by split.
 
   Rows have the place "patched" and, with the same donors at position 0,
-  "control". "implied" is the share of answers that are the implied entity,
-  "stays" that of answers unchanged by the patch; "examined" is the number of
-  pairs examined and "qualified" the share of these that could be used.
+  "control". "implied" is the fraction of answers that are the implied entity,
+  "stays" the fraction that the patch does not change; "examined" is the number
+  of pairs examined and "qualified" the usable fraction of them.
 
   Args:
     model: the model.
     questions: all questions.
-    observed: what the model read and predicted on all of them.
+    observed: the model's outputs on them.
     place: the loop, questions and positions to patch.
     table: from `fact_table`.
-    num_entities: entities of both graphs; the ids of relations follow theirs.
+    num_entities: number of entities of both graphs; ids of relations follow.
 
   Returns:
     (rows, a line for every split without a usable pair).

@@ -19,15 +19,15 @@ class Questions(NamedTuple):
     hops: h, hops of each question, int [N].
     inputs: token ids, i32 [N, T].
     last: position of the answer, int [N].
-    hop_positions: for each hop 1, ..., h, the first position that has seen
-      everything it depends on, int [N, H]; -1 past hop h.
+    hop_positions: for each hop 1, ..., h, the first position that sees
+      everything on which it depends, int [N, H]; -1 past hop h.
     entities: token ids of a, of the bridges and of the answer, int [N, 1 + H];
       -1 past hop h.
     relations: token ids of r1, ..., rh, int [N, H]; -1 past hop h.
     random_entity: token id of an entity of the same graph that the question
       does not involve, drawn uniformly, int [N].
-    role_exposure: each question's group, by how many of its facts were composed
-      in the same position in training, int [N]; -1 for no group.
+    role_exposure: each question's group by the number of its facts composed in
+      the same position in training, int [N]; -1 for no group.
     role_exposure_names: "SPLIT/GROUP" of every group.
   """
 
@@ -93,7 +93,7 @@ def from_batch(
 
   Args:
     config: the task's settings.
-    batch: as `task.make_dataset` describes it, all examples valid.
+    batch: as from `task.make_dataset`, all examples valid.
     groups: names of the groups "split" and "role_exposure".
   """
   inputs, bridges = np.asarray(batch["inputs"]), np.asarray(batch["bridges"])
@@ -128,9 +128,9 @@ def from_batch(
 
 
 def _random_entities(entities: np.ndarray, num_entities: int) -> np.ndarray:
-  """An entity of the same graph that is not one of the question's own, int [N].
+  """An entity of the same graph that is not in the question, int [N].
 
-  If the graph has no other entity, it is one of the question's own.
+  If the graph has no other entity, it is one of the question's.
   """
   graph = entities[:, :1] // num_entities  # 0 for A, 1 for B.
   own = np.where(entities >= 0, entities, entities[:, :1])

@@ -62,11 +62,11 @@ def logit_lens(
 ) -> list[rows.Row]:
   """Logit lens of every bridge and the answer, by loop and position (table 1b).
 
-  "hop_position" is the first position that has seen everything that the entity
-  depends on: position 1 for the first bridge in the paper's symbolic format.
-  Besides the metrics of `lens.read_out`, "argmax" is the share of questions for
-  which the entity is the most likely token after this loop, and "first_argmax"
-  the share for which it is so for the first time.
+  "hop_position" is the first position that sees everything on which the entity
+  depends: position 1 for the first bridge in the paper's symbolic format.
+  Besides the metrics of `lens.read_out`, "argmax" is the fraction of questions
+  for which the entity is the most likely token after this loop, and
+  "first_argmax" the fraction for which it is so for the first time.
   """
   is_argmax = observed.lens["rank"] == 1
   samples = {
@@ -88,7 +88,7 @@ def cosines(
   """Cosines of every bridge, the answer and controls, by loop and position.
 
   The controls are "start" a, "relation1", ... and "random_entity", an entity
-  that the question does not involve. The last loop has no channel, so its rows
+  that the question does not involve. No channel follows the last loop: its rows
   have no "mixed" cosines.
   """
   found = []

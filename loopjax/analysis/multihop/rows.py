@@ -67,7 +67,7 @@ def values_of(rows: Iterable[Row], label: str) -> list[Any]:
 
 
 def write(path: pathlib.Path, rows: Iterable[Row], step: int) -> None:
-  """Writes one JSON object per line, each with the step of the checkpoint."""
+  """Writes one JSON object per line, each with the checkpoint's step."""
   lines = [
     json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rows
   ]

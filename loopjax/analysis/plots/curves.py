@@ -12,7 +12,7 @@ from matplotlib import ticker
 from loopjax.analysis.plots import draw, series
 
 _STEPS = "optimizer steps"
-_COLUMN = 14  # Names in a column of a legend that is as high as its panel.
+_COLUMN = 14  # Names per legend column of a panel's height.
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale ("wide": logarithmic if the values
@@ -67,7 +67,7 @@ def draw_training(
   """curves.png: loss, scores, halting and gradients over training.
 
   Args:
-    rows: rows of metrics.jsonl; a panel without data is left out.
+    rows: rows of metrics.jsonl; panels without data are omitted.
     headline: the task's scores; the first is also drawn by split.
     num_loops: K, drawn as the ceiling of the ponder steps.
     directory: where to write.
@@ -107,7 +107,7 @@ def draw_training(
       ):
         set_formatter(ticker.StrMethodFormatter("{x:g}"))
       axes.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
-    axes.set_xlim(left=0)  # All panels begin where training does.
+    axes.set_xlim(left=0)  # All panels begin at step 0.
     draw.tidy(axes, title, _STEPS, unit)
     columns = 1 + (len(axes.get_lines()) - 1) // _COLUMN
     many = len(axes.get_lines()) > draw.MOST_LINES
@@ -131,9 +131,9 @@ def _words(name: str) -> str:
 
 def _by_split(rows: series.Rows, score: str):
   """A panel with a score, one line for every evaluation split that has it."""
-  found = {row["split"]: None for row in rows if score in row}  # In order.
+  found = {row["split"]: None for row in rows if score in row}  # Keeps order.
   splits = [x for x in found if x not in ("train", "validation", "test")]
-  # What is held out twice, for validation and for the test, has one colour.
+  # Validation and test versions of a held-out split share one colour.
   kinds = [split.removeprefix("validation_") for split in splits]
   kinds = [kind.removeprefix("test_") for kind in kinds]
   colors = dict(zip(dict.fromkeys(kinds), itertools.cycle(draw.PALETTE)))
@@ -174,7 +174,7 @@ def _spans_a_decade(axes: axes_lib.Axes) -> bool:
 
 
 def _with_count(rows: series.Rows, key: str) -> str:
-  """The group of "loss/rating=0", and how many examples it has."""
+  """The group of "loss/rating=0", and its number of examples."""
   group = key.partition("=")[2]
   _, counts = series.scalar(rows, "validation", key.replace("loss", "count", 1))
   return f"{group} ({counts[-1]:,.0f})" if len(counts) else group
@@ -197,7 +197,7 @@ def _draw_line(
 
 
 def _edges(centers: np.ndarray) -> np.ndarray:
-  """Edges between centers; works for a single center, too."""
+  """Edges between centers; also for a single center."""
   centers = np.asarray(centers, float)
   gap = centers[1] - centers[0] if len(centers) > 1 else 1.0
   middles = (centers[1:] + centers[:-1]) / 2

@@ -12,7 +12,7 @@ from matplotlib import ticker
 from loopjax.analysis.plots import draw, series
 
 _OTHER_COLORS = tuple(c for c in draw.PALETTE if c not in draw.SCORE_COLORS)
-# Panels beside the shares: name, title, unit.
+# Panels besides the scores: name, title, unit.
 _PANELS = (
   ("bits_per_byte", "Bits per byte", "bits per byte"),
   ("loss", "Loss", "nats"),
@@ -20,7 +20,7 @@ _PANELS = (
   ("relative_change", "Change of the state by a loop", "of its norm"),
   ("token_correlation", "Cosine between tokens and their mean", "cosine"),
 )
-_WIDE = 10.0  # States of this range have a logarithmic scale.
+_WIDE = 10.0  # States with at least this range have a logarithmic scale.
 _ERROR = "/standard_error"
 
 
@@ -33,14 +33,14 @@ def draw_depth(
 ) -> list[pathlib.Path]:
   """depth.png: scores and states after each loop (UTM, figure 7).
 
-  Of many splits the held-out ones are drawn, those that differ only in their
-  number in one panel.
+  With many splits, draws the held-out ones; splits that differ only in their
+  number share a panel.
 
   Args:
     scores: from `depth.scores_by_depth`; scalars are not drawn.
     headline: the task's scores, in their colours of curves.png.
     num_loops: K, the trained depth.
-    num_examples: examples that the scores are computed from.
+    num_examples: number of examples behind the scores.
     directory: where to write.
   """
   vectors = {name: x for name, x in scores.items() if np.ndim(x)}
@@ -84,7 +84,7 @@ def draw_depth(
 
 
 def _parts(names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-  """The lines of each panel, by what its title adds.
+  """The lines of each panel, by the suffix of its title.
 
   Args:
     names: "<score>" or "<split>/<score>", all of one unit.
@@ -107,7 +107,7 @@ def _draw_line(
   num_loops: int,
   color: str,
 ) -> None:
-  """A score with its error, and the values at the trained depth and at best."""
+  """A score with its error, its value at the trained depth and its best."""
   ran = np.flatnonzero(np.isfinite(vectors[name]))
   mean, error = (vectors[x][ran] for x in (name, name + _ERROR))
   best_of = np.argmin if series.lower_is_better(name) else np.argmax
@@ -125,13 +125,13 @@ def _draw_line(
 
 
 def _is_score(name: str) -> bool:
-  """Whether there is a best value of it."""
+  """Whether the quantity has a best value."""
   states = {name for name, *_ in _PANELS[2:]}
   return name.rpartition("/")[2] not in states
 
 
 def _mark_trained(axes: axes_lib.Axes, num_loops: int) -> None:
-  """A line at the trained depth."""
+  """A vertical line at the trained depth."""
   axes.axvline(num_loops, color=draw.GREY, linestyle=":")
   axes.annotate(
     " trained depth",

@@ -1,4 +1,7 @@
-"""What all figures share. Changes no global state: does not use pyplot."""
+"""Common parts of all figures.
+
+Does not use pyplot, to change no global state.
+"""
 
 import pathlib
 
@@ -12,8 +15,8 @@ PALETTE = (
   "#000000",
 )  # fmt: skip
 
-SCORE_COLORS = (GREEN, PURPLE)  # Of a task's scores, in order.
-MOST_LINES = 8  # Of a panel: more of them, and their legend, hide each other.
+SCORE_COLORS = (GREEN, PURPLE)  # Colours of a task's scores.
+MOST_LINES = 8  # Per panel: more would hide each other.
 
 
 def new(width: float, height: float) -> figure_lib.Figure:
@@ -30,7 +33,7 @@ def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:
 
 
 def tidy(axes: axes_lib.Axes, title: str, x: str, y: str) -> None:
-  """Sets title and labels, a light grid, and no frame at the top and right."""
+  """Sets title, labels and a light grid; removes the top and right frame."""
   axes.set_title(title, fontsize=11, loc="left")
   axes.set_xlabel(x)
   axes.set_ylabel(y)

@@ -88,8 +88,8 @@ def head_numbers(
 ) -> dict[str, Any]:
   """Quadrants and shares of each head, as JSON-ready data.
 
-  Arguments are those of `draw_heads`. For each head, "last" and "same" are at
-  the last loop, "mean" is over all loops; "uniform" is for a head that attends
+  Arguments as in `draw_heads`. For each head, "last" and "same" are at the last
+  loop, "mean" is over all loops; "uniform" is for a head that attends
   uniformly; "quadrants_by_loop" is [K][H] by name.
   """
   mass = attention.quadrants(maps, num_memory)

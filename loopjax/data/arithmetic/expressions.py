@@ -11,7 +11,7 @@ import numpy as np
 from loopjax.data import pipeline
 
 NUM_OPERATORS = 3  # Sum, difference and product.
-_PARTS = 20  # Hash buckets of expressions; each split has some of them.
+_PARTS = 20  # Hash buckets of expressions, divided among the splits.
 PARTS = {
   "train": np.arange(0, 16, dtype=np.uint64),
   "validation": np.arange(16, 18, dtype=np.uint64),
@@ -31,7 +31,7 @@ def draw(
 
   Args:
     modulus: M; numbers are 0 .. M - 1.
-    max_operations: the largest number of operations of any example.
+    max_operations: maximum number of operations.
     stream: number of the random stream.
     positions: positions in the stream, int [B].
     operations: number of operations of each expression, from 1, int [B].
@@ -57,7 +57,7 @@ def draw(
 
 
 def distinct(tokens: np.ndarray) -> np.ndarray:
-  """Positions of the different ones of expressions, in an order by chance."""
+  """Positions of distinct expressions, in pseudorandom order."""
   _, first = np.unique(_hash(tokens), return_index=True)
   return first
 
@@ -87,7 +87,7 @@ def _expressions(
   """Expressions from uniform numbers [B, 2 width], int64 [B, width]."""
   batch, width = len(operations), numbers.shape[1] // 2
   rows = np.arange(batch)
-  # Numbers of operations of the expressions that remain to be written.
+  # Stack of the sizes (in operations) of expressions yet to be written.
   stack = np.zeros((batch, width + 2), np.int64)
   stack[:, 0] = operations
   height = np.ones(batch, np.int64)

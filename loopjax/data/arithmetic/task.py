@@ -1,7 +1,7 @@
 """The arithmetic task: the value of a nested expression, in one token.
 
 Sums, differences and products modulo M in prefix notation, without intermediate
-steps: a model has to look up results in its weights, and to operate on its own
+steps: a model has to look up results in its weights and to operate on its own
 intermediate results (after Mano of Physics of Language Models 4.1, Allen-Zhu
 2025).
 
@@ -35,8 +35,8 @@ class Config:
     max_operations: L; the number of operations is uniform in 1 .. L in
       training.
     num_eval_examples: number of draws for validation, and for the test split,
-      divided equally among 1, 2, 4, ..., L operations. Of expressions drawn
-      several times one is kept: a split has few with one operation.
+      divided equally among 1, 2, 4, ..., L operations. Duplicates are dropped:
+      a split has few expressions of one operation.
     eval_seed: seed of both; training uses the run's seed.
   """
 
@@ -50,7 +50,7 @@ class Config:
     checks.at_least(
       "task",
       self,
-      modulus=11,  # With less a split may have no expression of one operation.
+      modulus=11,  # Fewer: a split may lack one-operation expressions.
       max_operations=1,
       num_eval_examples=1,
       eval_seed=0,
@@ -73,7 +73,7 @@ class Config:
 
   @property
   def ask(self) -> int:
-    """Id of the token that stands before the value."""
+    """Id of the token before the value."""
     return self.modulus + expressions.NUM_OPERATORS
 
 
@@ -160,7 +160,7 @@ def make_dataset(
   positions = np.arange(config.num_eval_examples)
   groups = positions % len(config.eval_operations)
   tokens = draw(positions, np.array(config.eval_operations)[groups])
-  kept = expressions.distinct(tokens)  # By chance: any prefix is a fair sample.
+  kept = expressions.distinct(tokens)  # Pseudorandom order.
   tokens, groups = tokens[kept], groups[kept].astype(np.int32)
 
   def make_evaluation(indices, _):

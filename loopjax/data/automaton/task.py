@@ -2,14 +2,14 @@
 
 The context is n independent states of W cells, one token per cell. The answer
 chunk ANS, l0, ..., l(n-2) has the labels l0, ..., l(n-1) as its targets: the
-model may have dropped the context before it reads that chunk, and in the
-paper's layout the first label would have to be predicted by the last cell of
-the context (Language Models Need Sleep, arXiv 2605.26099, sections 4 and 6.1).
+model may have dropped the context before that chunk, and in the paper's layout
+the context's last cell would have to predict the first label (Language Models
+Need Sleep, arXiv 2605.26099, sections 4 and 6.1).
 
-States are rings, which the paper does not say. With zeros beyond the ends the
-first cell becomes c or r, so that nearly all its labels are 1 after a few
-steps; on a ring the best constant answer at t = 32 is right in about a tenth of
-the examples, the accuracy that the paper calls random.
+States are rings, which the paper does not specify. With zeros beyond the ends,
+the first cell becomes c or r: nearly all its labels are 1 after a few steps. On
+a ring, the best constant answer at t = 32 is right in about a tenth of the
+examples, the accuracy that the paper calls random.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-# Up to this width all states are counted, beyond it a sample.
+# Up to this width all states are enumerated; above, sampled.
 _MAX_EXACT_WIDTH = 16
 _NUM_SAMPLED = 2**18
 
@@ -34,8 +34,8 @@ def evolve(states: np.ndarray, num_steps: int, rule: int) -> np.ndarray:
   """Applies a rule to states on a ring: the ends are neighbours.
 
   Bit 4 l + 2 c + r of a rule is the next value of a cell c between the
-  neighbours l and r (Cook 2004). Bitwise operations treat bits independently,
-  so one byte holds the same cell of eight states.
+  neighbours l and r (Cook 2004). One byte holds the same cell of eight states,
+  updated by bitwise operations.
 
   Args:
     states: bool [N, W].
@@ -52,10 +52,10 @@ def evolve(states: np.ndarray, num_steps: int, rule: int) -> np.ndarray:
 
 @functools.cache
 def density(width: int, num_steps: int, rule: int) -> float:
-  """The share of ones after t steps from uniform states of W cells.
+  """The fraction of ones after t steps from uniform states of W cells.
 
-  All cells of a ring are equivalent, so this is the probability of each. It is
-  exact up to 16 cells, and beyond estimated on a fixed sample of 2^18 states.
+  All cells of a ring are equivalent: this is the probability of each. Exact up
+  to 16 cells, otherwise estimated on a fixed sample of 2^18 states.
   """
   if width <= _MAX_EXACT_WIDTH:
     numbers = np.arange(2**width)
@@ -86,7 +86,7 @@ def _evolve_packed(cells: np.ndarray, num_steps: int, rule: int) -> np.ndarray:
 
 
 ANSWER = 2  # Token id; the ids of cells are their values.
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match", "label_accuracy")
 _STREAMS = {"train": 0, "test": 1, "validation": 2}
 
@@ -100,7 +100,7 @@ class Config:
   Attributes:
     num_states: n, independent uniform states of an example.
     state_width: W, cells of a state.
-    num_steps: t, between a state and its label; 0 asks for the first cell.
+    num_steps: t, steps from a state to its label; 0 asks for the first cell.
     rule: number of the elementary rule, 0 to 255.
     num_eval_examples: number in validation, and in the test split.
     eval_seed: seed of both; training uses the run's seed.
@@ -207,8 +207,7 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
   "exact_match": all labels are right (the paper's accuracy); "label_accuracy":
-  share of the labels that are right; "loss": mean cross-entropy of the labels
-  in nats.
+  fraction of correct labels; "loss": mean cross-entropy of the labels in nats.
   """
   losses, predicted = token_losses.scores(output, batch["targets"])
   num = losses.shape[1]  # All tokens, or only the last ones.

@@ -17,7 +17,7 @@ class Config:
   nodes in 300 tokens and 10 questions in 60 imply words of one or two tokens.
 
   Token ids: V0 that do not end a word, V0 that do, K that ask for 1 to K hops,
-  one that asks for the answer, padding.
+  one before the answer, padding.
 
   Attributes:
     num_nodes: N, nodes of the largest cycle, and of every cycle in evaluation.
@@ -76,7 +76,7 @@ class Config:
       )
 
   def _check_words(self) -> None:
-    """Raises UserError unless the largest cycle can be named and written."""
+    """Raises UserError unless the largest cycle has enough names and fits."""
     if self.num_words > _MAX_WORDS:
       raise UserError(
         f"task.max_word={self.max_word} tokens with "
@@ -119,7 +119,7 @@ class Config:
 
   @property
   def answer(self) -> int:
-    """Id of the token that stands before an answer."""
+    """Id of the token before an answer."""
     return self.first_hop + self.max_hops
 
   @property

@@ -1,8 +1,8 @@
 """Cycles and questions about them, and how both are written as tokens.
 
-A cycle of n nodes is written as its edges in random order, each as the name of
-a node and that of its successor. A question is HOP_k, the name of a node, ANS,
-the name of its k-th successor; k may exceed n (Allen-Zhu and Li, Physics of
+A cycle of n nodes is written as its edges in random order, each as the names of
+a node and of its successor. A question is HOP_k, the name of a node, ANS, the
+name of its k-th successor; k may exceed n (Allen-Zhu and Li, Physics of
 Language Models 4.1, task Depo).
 """
 
@@ -115,7 +115,7 @@ def draw_words(
     Numbers of words int64 [B, N], ordered by length; -1 after the last.
   """
   drawn = np.empty((len(indices), 0), np.int64)
-  # An example does not depend on how often the others are redrawn.
+  # Examples must not depend on how often others are redrawn.
   for attempt in itertools.count():
     numbers = pipeline.uniforms(
       pipeline.stream_seed(_WORDS, attempt, seed),
@@ -166,7 +166,7 @@ def _spell(config: Config, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   places = lengths[..., None] - 1 - np.arange(config.max_word)
   powers = np.array([config.word_base**p for p in range(config.max_word)])
   tokens = within[..., None] // powers[places] % config.word_base
-  # The last token of a word is marked as such, so no separator is needed.
+  # Last tokens of words are distinct ids: no separator needed.
   tokens += config.word_base * (places == 0)
   return tokens.astype(np.int32), lengths
 
@@ -223,7 +223,7 @@ def _permutations(numbers: np.ndarray, num_nodes: np.ndarray) -> np.ndarray:
 
 
 def _first_occurrences(values: np.ndarray) -> np.ndarray:
-  """Which values do not occur further left, bool [B, S]."""
+  """Which values are first occurrences in their row, bool [B, S]."""
   order = np.argsort(values, axis=1, kind="stable")
   ordered = np.take_along_axis(values, order, axis=1)
   new = np.diff(ordered, axis=1, prepend=-1) != 0

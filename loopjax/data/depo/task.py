@@ -1,8 +1,8 @@
-"""The Depo task: k steps along a cycle whose edges were read earlier.
+"""The Depo task: k steps along a cycle given as edges.
 
 The context is a shuffled cycle, left-padded; the answer chunk asks several
-questions about it. A model that drops the context before it reads the questions
-has to keep the whole cycle, since it knows neither start nor number of hops
+questions about it. A model that drops the context before the questions has to
+remember the whole cycle, since it knows neither start nor number of hops
 (Language Models Need Sleep, arXiv 2605.26099, section 6.2).
 """
 
@@ -16,7 +16,7 @@ from loopjax.data.depo.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match", "answer_accuracy")
 # Different from the streams in `problems`.
 _STREAMS = {"train": 3, "test": 4, "validation": 5}
@@ -63,7 +63,8 @@ def make_dataset(
     config: the task.
     split: "train", an endless stream of cycles of all sizes and questions of
       all hops; "validation" or "test": the largest cycles; all questions of a
-      cycle have 1, 2, 4, ... or K hops, so that scores are per number of hops.
+      cycle have the same number of hops, 1, 2, 4, ... or K, by which scores are
+      grouped.
     batch_size: global batch size, over all processes.
     seed: seed of the training stream.
     rows: the rows of every global batch that this process reads; all if None.
@@ -106,9 +107,9 @@ def make_dataset(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "loss": mean cross-entropy of the answers' tokens in nats (the paper's
-  figure 3); "answer_accuracy": share of the answers whose tokens are all right;
-  "exact_match": all answers of the example are right.
+  "loss": mean cross-entropy of the answers' tokens in nats (the paper's figure
+  3); "answer_accuracy": fraction of answers whose tokens are all correct;
+  "exact_match": all answers of the example are correct.
   """
   losses, predicted = token_losses.scores(output, batch["targets"])
   num = losses.shape[1]  # All tokens, or only the last ones.

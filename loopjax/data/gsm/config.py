@@ -8,11 +8,11 @@ from loopjax.data.gsm import language, words
 from loopjax.errors import UserError
 
 MAX_OPERATIONS = 8
-# Maximum number of decoy problems in a text: without the question, one can only
-# guess which problem is meant.
+# Maximum number of decoy problems in a text: without the question, only a guess
+# can select the problem.
 NUM_DECOYS = 15
-# Every total has its own place. A problem has at most four: each costs an
-# operation, and one of its items another.
+# Every total has its own place. A problem has at most four totals: each costs
+# an operation, and one of its items another.
 NUM_TOTAL_PLACES = 1 + NUM_DECOYS
 _MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
 
@@ -32,7 +32,7 @@ class Config:
     min_length: minimum tokens of the question and the text without padding. The
       paper's have 2000 to 3300.
     max_length: lengths are roughly uniform between min_length and max_length;
-      distractors fill what the problem leaves free.
+      distractors fill the rest of the text.
     reverse_fraction: fraction of the examples of two and more operations that
       state a total and ask for one of its parts.
     max_constant: constants and addends are uniform over 1 .. max_constant.
@@ -143,8 +143,8 @@ class Config:
   def grid_side(self) -> int:
     """Number of items, and of places, that name the quantities of an example.
 
-    Their pairs are twice as many as it can need: most items are in several
-    places and most places have several items, so that neither alone identifies
-    a quantity.
+    There are twice as many pairs as quantities: most items are in several
+    places and most places have several items. Neither alone then identifies a
+    quantity.
     """
     return min(math.isqrt(2 * self.num_names) + 1, _MAX_SIDE)

@@ -1,10 +1,10 @@
 """Distractors: statements that are irrelevant to the question.
 
-Decoys are problems as hard as the one in question, drawn in the same way, with
-their own constants, totals and unknowns: only the question tells which problem
-is meant. Single statements define further quantities, which are constants or
-computed from one or two quantities of any of the problems. No problem depends
-on quantities of another, or on further quantities.
+Decoys are problems drawn in the same way and as hard, with their own constants,
+totals and unknowns: only the question identifies the real problem. Single
+statements define further quantities, which are constants or computed from one
+or two quantities of any of the problems. No problem depends on quantities of
+another, or on further quantities.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def decoys(
     reverse: as in `graphs.draw`, bool [B].
 
   Returns:
-    Graphs of B x 15 problems, those of an example adjacent.
+    Graphs of B x 15 problems; an example's problems are adjacent.
   """
   of_decoys = (NUM_DECOYS * indices[:, None] + np.arange(NUM_DECOYS)).ravel()
   operations, reverse = (
@@ -71,12 +71,12 @@ def decoys(
 def fitting(
   kinds: np.ndarray, lengths: np.ndarray, room: np.ndarray
 ) -> np.ndarray:
-  """Selects the problem and the first decoys that fit into half of the room.
+  """Selects the problem and the first decoys that fit into half of the space.
 
   Args:
     kinds: kinds of the nodes of P problems, int [B, P, 8].
     lengths: tokens of their statements, int [B, P].
-    room: tokens that the first problem leaves, int [B].
+    room: tokens left by the first problem, int [B].
 
   Returns:
     bool [B, P]. The selected problems have at most NUM_TOTAL_PLACES totals.

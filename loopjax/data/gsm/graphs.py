@@ -60,8 +60,9 @@ def draw(
     config: the task.
     numbers: uniform, [B, 8, COLUMNS].
     operations: 1 to 8, int [B].
-    reverse: whether node 0 is a given total and a constant is asked for, bool
-      [B]; else node 0 is asked for. Must be False for one operation.
+    reverse: whether node 0 is a given total and the question asks for a
+      constant, bool [B]; otherwise it asks for node 0. Must be False for one
+      operation.
 
   Returns:
     The graphs, and which of them are valid, bool [B]: all values are in 1 ..
@@ -192,16 +193,16 @@ def in_split(
 ) -> np.ndarray:
   """Whether problems belong to a split, by their hash.
 
-  One in 8 is for the test split, another one for validation.
+  One in 8 is in the test split, one in 8 in validation. Two graphs that are the
+  same up to names and order have the same hash, whatever the question asks for.
+  A node's hash combines its kind, number and operands' hashes in any order (the
+  values determine the order in a difference). Graphs that differ only in
+  sharing also have the same hash.
 
-  Two graphs that are the same up to names and order have the same hash,
-  whichever quantity is asked for. A node's hash combines its kind, number and
-  operands' hashes in any order (the values determine the order in a
-  difference); graphs that differ only in sharing have the same hash, too.
-
-  Without names there are few problems of up to three operations (of one, as
-  many as constants): holding some out would remove a few numbers from the
-  answers in training. For these the name of node 0 is part of the problem.
+  Ignoring names, there are few problems of up to three operations (with one
+  operation, as many as constants): holding some out would remove a few numbers
+  from the answers in training. For these, the name of node 0 is part of the
+  problem.
 
   Args:
     graphs: the problems.

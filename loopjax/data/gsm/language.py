@@ -38,8 +38,8 @@ class Statements(NamedTuple):
   """Statements about S quantities of each of B examples.
 
   Attributes:
-    kinds: ABSENT, ..., UNKNOWN, int [B, S]; there is no statement about an
-      ABSENT one, nor about a TOTAL, which follows from its items.
+    kinds: ABSENT, ..., UNKNOWN, int [B, S]; ABSENT ones have no statement, and
+      neither has a TOTAL, which follows from its items.
     numbers: number of a CONSTANT, PLUS or TIMES, int [B, S].
     num_operands: int [B, S].
     operands: indices of the operands' quantities, int [B, S, 3].
@@ -120,7 +120,7 @@ def statements(stated: Statements, names: np.ndarray) -> np.ndarray:
     names: names of the quantities that the statements are about, i32 [B, S, 4].
 
   Returns:
-    Token ids i32 [B, S, W]; `present` says which of them are used.
+    Token ids i32 [B, S, W]; `present` gives the ones used.
   """
   shape = stated.kinds.shape
   operators = np.array([word("plus")] * (UNKNOWN + 1))

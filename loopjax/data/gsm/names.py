@@ -19,8 +19,8 @@ class Names(NamedTuple):
 
   Attributes:
     themes: int [B].
-    items, places: those of the quantities that are neither totals nor counted
-      by one, in order, int [B, num_names].
+    items, places: items and places of quantities that are neither totals nor
+      counted by one, in order, int [B, num_names].
     counted_items: items that a total counts, by node of their problem, int [B,
       8].
     total_places: places that have only such items, int [B, 16].
@@ -71,7 +71,7 @@ def quantities(
   Args:
     names: to choose from.
     kinds: kinds of the nodes of all problems, then of further quantities, int
-      [B, S]; the name of an ABSENT one is arbitrary.
+      [B, S]; names of ABSENT ones are arbitrary.
     counted_by: index of the total that counts each quantity, or -1, int [B, S].
 
   Returns:

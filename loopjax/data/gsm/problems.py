@@ -1,8 +1,8 @@
 """Word problems: names and distractors, assembled into examples.
 
-An example is a question, the statements that its answer needs and others, all
-statements in random order, then the answer's digits. A place with a total has
-no items except those that the total counts.
+An example is a question, the statements that its answer needs mixed with others
+in random order, then the answer's digits. A place with a total has no items
+except those that the total counts.
 """
 
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def _draw(
   reverse: np.ndarray,
   split: str,
 ) -> tuple[names.Names, graphs.Graphs]:
-  """Names and graphs; those of other splits are redrawn."""
+  """Names and graphs; redraws problems of other splits."""
   num, num_names = names.num_columns(config), len(names.Names._fields)
 
   def draw(attempt, rows):
@@ -140,7 +140,7 @@ def _stated(graph: graphs.Graphs, reverse: np.ndarray) -> Statements:
 
 
 def _lengths(config: Config, uniform: np.ndarray) -> np.ndarray:
-  """Target lengths of texts, reached to within a statement, int [B]."""
+  """Target lengths of texts, met to within one statement, int [B]."""
   longest = config.max_length
   shortest = min(config.min_length + language.PAIR_LENGTH - 1, longest)
   return shortest + (uniform * (longest - shortest + 1)).astype(np.int64)
@@ -149,7 +149,7 @@ def _lengths(config: Config, uniform: np.ndarray) -> np.ndarray:
 def _without_long_decoys(
   graph: graphs.Graphs, stated: Statements, room: np.ndarray
 ) -> tuple[graphs.Graphs, Statements, np.ndarray]:
-  """Removes decoys that do not fit; returns the room [B] left."""
+  """Removes decoys that do not fit; returns the tokens left [B]."""
   by_problem = (len(room), -1, MAX_NODES)
   lengths = language.present(stated).sum(axis=2).reshape(by_problem).sum(axis=2)
   fits = distractors.fitting(

@@ -1,7 +1,7 @@
 """Structure of problems: quantities and their operands, without values.
 
-A graph is drawn backwards from its final quantity, so that this depends on all
-others and the number of operations is exact. An operation is an edge into a
+A graph is drawn backwards from its final quantity, which then depends on all
+others with an exact number of operations. An operation is an edge into a
 quantity: every operand, every item that a total counts, and every constant is
 one (the count of GSM-Infinite, arXiv 2502.05252).
 """
@@ -44,7 +44,7 @@ _OPTIONS = np.array(
     for shared in range(1 if kind == TOTAL else num + 1)
   ]
 )
-_ANY, _ITEM, _TOTAL = range(3)  # What a quantity can be.
+_ANY, _ITEM, _TOTAL = range(3)  # Roles of a quantity.
 
 
 def draw(

@@ -1,9 +1,9 @@
 """The GSM task: answer a word problem within a long text directly.
 
-The question comes first, so that a model knows what to look for while it reads;
-it may have dropped the text before it answers, without intermediate steps
-(Language Models Need Sleep, arXiv 2605.26099, section 6.3). Problems are in the
-spirit of GSM-Infinite (arXiv 2502.05252), with our own vocabulary.
+The question comes first: a model knows what to look for in the text, which it
+may have dropped when it answers, without intermediate steps (Language Models
+Need Sleep, arXiv 2605.26099, section 6.3). Problems are in the spirit of
+GSM-Infinite (arXiv 2502.05252), with our own vocabulary.
 """
 
 import jax
@@ -16,7 +16,7 @@ from loopjax.data.gsm.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match",)
 # Different from the streams in `problems`.
 _STREAMS, _OPERATIONS = {"train": 4, "test": 5, "validation": 7}, 6
@@ -52,9 +52,9 @@ def make_dataset(
   """Batches of a split.
 
   All splits are drawn, with separate random streams and from disjoint sets of
-  problems: two that differ only in names and order are in the same set. There
-  are few problems of up to three operations; for these, the name of the final
-  quantity is part of the problem (`graphs.in_split`).
+  problems: problems that differ only in names and order are in the same set.
+  There are few problems of up to three operations; for these, the name of the
+  final quantity is part of the problem (`graphs.in_split`).
 
   Args:
     config: the task.
@@ -112,7 +112,7 @@ def make_dataset(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "exact_match": all digits and END are right (the paper's accuracy); "loss":
+  "exact_match": all digits and END are correct (the paper's accuracy); "loss":
   their mean cross-entropy in nats.
   """
   losses, predicted = token_losses.scores(output, batch["targets"])

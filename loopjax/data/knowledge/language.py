@@ -17,7 +17,7 @@ ABSENT = -1  # Marks unused positions in arrays of tokens.
 
 
 class Attribute(NamedTuple):
-  """An attribute of a person, and how it is stated and asked for.
+  """An attribute of a person, with its phrases and question.
 
   Attributes:
     kinds: kinds of the tokens of a value, keys of `words.VALUES`.

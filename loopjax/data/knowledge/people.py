@@ -51,7 +51,7 @@ def draw(seed: int, numbers: np.ndarray) -> People:
       index = _index(chosen[:, column], kind)
       values[:, number, place] = _token(kind, index)
       column += 1
-  values[:, -1, 0] = _token("city", work_cities(seed)[index])  # Of employers.
+  values[:, -1, 0] = _token("city", work_cities(seed)[index])
   pronoun = (chosen[:, -1] * len(language.PRONOUNS)).astype(np.int64)
   ids = [language.vocabulary().words[word] for word in language.PRONOUNS]
   return People(names, np.array(ids)[pronoun], values)
@@ -67,7 +67,7 @@ def work_cities(seed: int) -> np.ndarray:
 def bits() -> dict[str, float]:
   """Information that a biography contains, in bits, by attribute.
 
-  It is the base-2 logarithm of the number of values, and 0 for the work city,
+  This is the base-2 logarithm of the number of values, and 0 for the work city,
   which the employer determines. The paper's attributes sum to 47.6 bits.
   """
   found = {

@@ -1,9 +1,9 @@
-"""The knowledge task: facts about people, stated in training, then asked for.
+"""The knowledge task: facts about people, stated in training, then queried.
 
 Training has biographies of all people, and questions about some of them.
-Evaluation asks about the others: a model has to extract facts about people in a
-way that was never trained for these people (Physics of Language Models 3.1,
-arXiv 2309.14316). The loss on statements measures how much is stored (3.3,
+Evaluation asks about the others: a model has to extract facts about people for
+whom extraction was never trained (Physics of Language Models 3.1, arXiv
+2309.14316). The loss on statements measures how much the model stores (3.3,
 arXiv 2404.05405, there in bits per parameter).
 """
 
@@ -20,7 +20,7 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match",)
 _ATTRIBUTES = tuple(language.ATTRIBUTES)
 _TRAINING, _EVALUATED, _PHRASES = range(3)  # Streams of random numbers.
@@ -31,17 +31,17 @@ class Config:
   """Numbers of people and questions.
 
   Attributes:
-    num_people: N; training reads the biographies of all of them.
-    asked_share: share of the people that training asks questions about; half of
-      the others are for validation, half for the test.
+    num_people: N; all their biographies are in the training data.
+    asked_share: share of the people with questions in training; of the others,
+      half are for validation and half for the test.
     question_share: share of the training documents that are questions with
       their answers; the others are biographies.
-    sequence_length: tokens of a row. Training fills it with documents and cuts
-      off the last; evaluation has one document per row.
+    sequence_length: tokens of a row. Training fills it with documents and
+      truncates the last one; evaluation has one document per row.
     num_eval_people: number of people whose attributes are scored, for each of
       statements, trained questions and held-out questions.
-    people_seed: seed of the people; their order in training follows the run's
-      seed.
+    people_seed: seed of the people; their order in training depends on the
+      run's seed.
   """
 
   num_people: int = 100_000
@@ -57,7 +57,7 @@ class Config:
       "task",
       self,
       num_people=3,
-      sequence_length=language.MAX_SENTENCE + 1,  # And the end.
+      sequence_length=language.MAX_SENTENCE + 1,  # With the end token.
       num_eval_people=1,
       people_seed=0,
     )
@@ -81,7 +81,7 @@ class Config:
 
   @property
   def parts(self) -> dict[str, range]:
-    """The people whose questions are in each split; the ranges are disjoint."""
+    """The people with questions in each split; the ranges are disjoint."""
     num_asked = round(self.asked_share * self.num_people)
     middle = num_asked + (self.num_people - num_asked) // 2
     return {
@@ -126,8 +126,8 @@ def make_dataset(
     config: the task.
     split: "train", an endless stream of biographies and questions; "validation"
       or "test": sentences about any people ("train_statements"), questions that
-      training asks ("train_questions"), and questions about people that only
-      this split asks about ("validation_questions" or "test_questions").
+      are in training ("train_questions"), and questions about people that only
+      this split has ("validation_questions" or "test_questions").
     batch_size: global batch size, over all processes.
     seed: seed of the training stream.
     rows: the rows of every global batch that this process reads; all if None.
@@ -176,8 +176,8 @@ def make_dataset(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "exact_match": all tokens of the value are right; "loss": its cross-entropy in
-  nats. A model's knowledge of an attribute, in bits, is the attribute's
+  "exact_match": all tokens of the value are correct; "loss": its cross-entropy
+  in nats. A model's knowledge of an attribute, in bits, is the attribute's
   information ("birth_city_bits", ... of the facts) minus loss / ln 2; it is
   stored if the model completes statements, and extractable if it answers
   held-out questions.
@@ -260,7 +260,7 @@ def _evaluation_rows(
 def _rows(
   config: Config, tokens: np.ndarray, counted: np.ndarray, count_ends: bool
 ) -> dict[str, np.ndarray]:
-  """Concatenates documents with their end tokens into rows; cuts off the last.
+  """Concatenates documents with their end tokens into rows; truncates the last.
 
   Args:
     config: the task.

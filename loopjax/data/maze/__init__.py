@@ -1,1 +1,1 @@
-"""Mazes: a generator of its own, and the task of finding a shortest path."""
+"""Mazes: a generator, and the task of finding a shortest path."""

@@ -1,15 +1,15 @@
 """Random mazes with a shortest path, many at once.
 
 A maze is a lattice of n x n rooms. Depth-first search carves a spanning tree of
-long, winding corridors; a few more walls are opened, so that there are detours
-and the shortest path has to be found. Every array has the mazes first.
+long, winding corridors; a few more walls are opened, which creates alternatives
+to the shortest path. The leading axis of every array is the maze.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-# To the room above, on the left, on the right and below; 3 - d leads back.
+# Steps up, left, right and down; 3 - d is the reverse of d.
 _UP, _LEFT, _RIGHT, _DOWN = range(4)
 
 
@@ -43,10 +43,10 @@ def make(
   Args:
     numbers: uniform in [0, 1), [B, num_uniforms].
     num_rooms: n.
-    openness: chance that a wall left between two rooms is opened.
-    min_length: least length of the shortest path, in steps between rooms. The
+    openness: probability that a remaining wall between two rooms is opened.
+    min_length: minimum length of the shortest path, in steps between rooms. The
       start is uniform; the goal is uniform among the rooms at least this far
-      away, or, where there are none, among the farthest.
+      away, or among the farthest rooms if there are none.
   """
   tree, walls, ends = np.split(
     numbers, [2 * num_rooms**2, 4 * num_rooms**2], axis=1
@@ -64,7 +64,7 @@ def make(
 
 
 def _choice(among: np.ndarray, number: np.ndarray) -> np.ndarray:
-  """One true column of every row of bool [B, N], by uniform numbers [B]."""
+  """A random true column per row of bool [B, N], from uniform numbers [B]."""
   rank = np.cumsum(among, axis=1) - 1
   wanted = (number * among.sum(axis=1)).astype(np.int64)
   return np.argmax(among & (rank == wanted[:, None]), axis=1)
@@ -99,7 +99,7 @@ def _carved(numbers: np.ndarray, num_rooms: int) -> np.ndarray:
 
 
 def _open_more(is_open: np.ndarray, chosen: np.ndarray) -> None:
-  """Opens walls on the right of rooms and below them, in place.
+  """Opens walls to the right of rooms and below them, in place.
 
   chosen: bool [B, 2 n^2].
   """
@@ -140,8 +140,8 @@ def _shortest_path(
 ) -> np.ndarray:
   """Steps of a shortest path, bool [B, n, n, 4].
 
-  Of several it is the one that, from the goal on, goes up where it can, else
-  left, else right, else down: a function of the maze.
+  Ties are broken deterministically: from the goal back, the path prefers up,
+  then left, right, down.
   """
   num_mazes, num_rooms = is_open.shape[:2]
   maze, moves = np.arange(num_mazes), np.array([-num_rooms, -1, 1, num_rooms])
@@ -150,7 +150,7 @@ def _shortest_path(
   on_path, here = np.zeros_like(ways), goal
   for _ in range(int(flat[maze, goal].max())):
     left = flat[maze, here]
-    # Beyond the border there is no way.
+    # No way leads across the border.
     there = np.clip(here[:, None] + moves, 0, num_rooms**2 - 1)
     closer = flat[maze[:, None], there] == left[:, None] - 1
     move = np.argmax(ways[maze, here] & closer, axis=1)
@@ -163,11 +163,11 @@ def _shortest_path(
 
 
 def drawn(ways: np.ndarray, nothing: int, something: int) -> np.ndarray:
-  """Rooms and ways between them on a grid of twice the size.
+  """Rooms and the ways between them, on a grid of twice the size.
 
   Args:
-    ways: bool [B, n, n, 4], of `Mazes`; a room is there if it has a way.
-    nothing, something: what stands in the grid.
+    ways: bool [B, n, n, 4], as in `Mazes`; a room is drawn if it has a way.
+    nothing, something: values of the grid.
 
   Returns:
     int32 [B, 2 n, 2 n]; room (i, j) is at (2 i, 2 j).

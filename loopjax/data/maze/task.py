@@ -20,7 +20,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 WALL, FREE, START, GOAL, PATH = range(1, 6)
 LENGTH_EDGES = (0, 20, 50, 110)  # Maze-Hard's paths have over 110 steps.
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("shortest_path", "path_overlap")
 _STREAMS = {"train": 0, "test": 1, "validation": 2}
 
@@ -30,13 +30,15 @@ class Config:
   """Size and difficulty.
 
   Attributes:
-    size: rows and columns of the grid, even; rooms are in every second of both.
-    min_path: steps of the shortest path, at least, where a maze has one as
-      long from its start.
-    openness: chance that a wall between two rooms is opened, after a spanning
-      tree is carved; 0 leaves one path from room to room.
+    size: rows and columns of the grid, even; rooms are at every second row and
+      column.
+    min_path: minimum steps of the shortest path, if the maze has one that long
+      from its start.
+    openness: probability that a wall between two rooms is opened after a
+      spanning tree is carved; 0 gives one path between any two rooms.
     num_train_mazes: train on this many mazes; 0 for an endless stream.
-    augment: turn and reflect a maze at random each time training sees it.
+    augment: rotate and reflect a maze at random each time it is used in
+      training.
     num_eval_examples: number in validation, and in the test split.
     eval_seed: seed of both; training uses the run's seed.
   """
@@ -156,7 +158,7 @@ def examples(
   """(batch of these mazes of a stream, steps of their shortest paths [b])."""
   rooms = config.size // 2
   numbers = pipeline.uniforms(stream, indices, generator.num_uniforms(rooms))
-  least = -(-config.min_path // 2)  # A step between rooms is two on the grid.
+  least = -(-config.min_path // 2)  # A step between rooms is two grid steps.
   mazes = generator.make(numbers, rooms, config.openness, least)
   inputs = generator.drawn(mazes.open, WALL, FREE)
   targets = np.where(
@@ -184,7 +186,7 @@ def turned(
     size = round(tokens.shape[1] ** 0.5)
     grids = tokens.reshape(-1, size, size).copy()
     for grid, symmetry in zip(grids, symmetries, strict=True):
-      rooms = grid[:-1, :-1]  # Below and on the right of these are walls.
+      rooms = grid[:-1, :-1]  # Everything else is walls.
       reflected = rooms.T if symmetry >= 4 else rooms
       grid[:-1, :-1] = np.rot90(reflected, symmetry % 4).copy()
     return grids.reshape(tokens.shape)
@@ -195,11 +197,11 @@ def turned(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "shortest_path": what is marked leads from S to G, through free cells alone,
-  and is as short as can be, whether or not it is the path of the targets;
-  "exact_match": every cell is as in the targets (HRM, TRM); "path_overlap":
-  cells marked in both answer and targets, as a share of those marked in either;
-  "loss": mean cross-entropy of all cells in nats.
+  "shortest_path": the marked cells are a shortest path from S to G through free
+  cells, not necessarily the one in the targets; "exact_match": every cell is as
+  in the targets (HRM, TRM); "path_overlap": cells marked in both answer and
+  targets, divided by cells marked in either; "loss": mean cross-entropy of all
+  cells in nats.
   """
   inputs, targets = batch["inputs"], batch["targets"]
   losses, predicted = token_losses.scores(output, targets)

@@ -1,8 +1,8 @@
 """Chains of facts: drawn without repetition, split, and grouped by roles.
 
 The chains of k hops in one graph are the integers below E D^k: the first digit
-is the first entity, every other digit the edge that is followed. Distinct
-integers are distinct questions, so chains are drawn without listing them.
+is the first entity, every other digit the edge to follow. Distinct integers are
+distinct questions: chains can be drawn without enumerating them.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def make_graph(
   """Draws both graphs.
 
   Each entity gets a uniformly drawn set of relations. Tails are uniform over
-  the same graph, so that a fact may lead back to its head.
+  the same graph; a fact may lead back to its head.
   """
   noise = rng.random((2 * num_entities, num_relations))
   relations = np.sort(np.argsort(noise, axis=1)[:, :out_degree], axis=1)
@@ -64,7 +64,7 @@ def make_graph(
 _TEST_ID, _TEST_OOD, _TRAIN, _SCORED, _VALIDATION_ID, _VALIDATION_OOD = range(6)
 # Held-out sets of chains: of graph A (id), and of B (ood).
 HELD_OUT = ("validation_id", "validation_ood", "test_id", "test_ood")
-# Which hops of a chain were seen in the same position in training.
+# Names of groups: which hops were seen in the same position in training.
 _ROLES_OF_TWO = ("both", "first", "second", "none")
 _ROLES = ("all", "some", "none")
 
@@ -106,7 +106,7 @@ def make_splits(
 ) -> dict[str, np.ndarray]:
   """All splits, drawn uniformly.
 
-  The test chains do not depend on how many are trained on.
+  The test chains do not depend on the number of training chains.
 
   Args:
     graph: both graphs.
@@ -155,8 +155,8 @@ def scored(
 
   Args:
     splits: from `make_splits`.
-    held_out: "validation", or "test" for both test and validation chains, so
-      that reported runs can be selected by validation.
+    held_out: "validation", or "test" for both test and validation chains, which
+      allows selecting reported runs by validation.
     num_train: maximum chains per training split, drawn by the seed; 0 for all.
     seed: seed of the split.
   """
@@ -177,11 +177,11 @@ def seen_roles(
 ) -> np.ndarray:
   """Which facts were composed in training, and in which positions.
 
-  Single facts do not count, since they are not composed.
+  Ignores single facts, which are not composed.
 
   Returns:
-    bool [max_hops, facts]: row j - 1 says of each fact whether it is hop j of
-    any training chain, of any length.
+    bool [max_hops, facts]: row j - 1 marks the facts that are hop j of any
+    training chain, of any length.
   """
   seen = np.zeros((max_hops, graph.num_facts), bool)
   for name, facts in splits.items():
@@ -201,9 +201,9 @@ def role_exposure(
     seen: from `seen_roles`.
 
   Returns:
-    Names of the groups, and ids int [N]. With two hops, "both" were seen in
-    their positions, only the "first", only the "second", or "none"; with more
-    hops "all", "some" or "none".
+    Names of the groups, and ids int [N]. For two hops: "both", "first",
+    "second" or "none" were seen in their positions; for more: "all", "some" or
+    "none".
   """
   hops = facts.shape[1]
   missing = ~seen[np.arange(hops)[:, None], facts.T]
@@ -232,8 +232,8 @@ def _draw(
   total: int,
   taken: np.ndarray = np.empty(0, np.int64),
 ) -> np.ndarray:
-  """Distinct integers below `total`, ascending, none of them in `taken`."""
+  """Distinct integers below `total`, ascending, none in `taken`."""
   ranks = np.sort(rng.choice(total - len(taken), num, replace=False))
-  # The free integer of rank r is r plus the number of taken ones below it.
+  # The free integer of rank r is r plus the number of smaller taken ones.
   free_before = taken - np.arange(len(taken))
   return ranks + np.searchsorted(free_before, ranks, side="right")

@@ -20,19 +20,19 @@ class Config:
 
   Attributes:
     num_entities: E, entities of each graph.
-    num_relations: R, relations, shared by both graphs.
-    out_degree: D, facts per entity, of distinct relations.
+    num_relations: R, number of relations, shared by both graphs.
+    out_degree: D, facts per entity, with distinct relations.
     num_train_chains: chains of A to train on, with 2, 3, ... hops.
     num_test_chains: test chains of A, and of B, with 2, 3, ... hops; the same
       numbers of other chains are for validation.
     num_fact_repeats: an epoch has every training chain once and every single
       fact this many times (the paper: 1). With more repeats, facts are learned
-      before chains, and composing a chain is easier than memorising it.
+      before chains, which makes composing a chain easier than memorising it.
     num_scored_train: chains of each training split that evaluation scores,
       drawn by split_seed; 0 for all.
-    format: "symbolic", one token each for every entity and relation; in English
-      "direct" (Finley's teacher's wife is) or "reverse" (Who is the wife of the
-      teacher of Finley?), section 5.2.
+    format: "symbolic", one token per entity and relation; or English, "direct"
+      (Finley's teacher's wife is) or "reverse" (Who is the wife of the teacher
+      of Finley?), section 5.2.
     vocab_multiple: the vocabulary is padded to a multiple of this.
     graph_seed: seed of the facts.
     split_seed: seed of the choice of chains. Their order depends on the run's

@@ -1,8 +1,8 @@
 """Writes questions as symbols, or in English in two orders.
 
 symbolic: a r1 r2. direct: "Finley 's teacher 's wife is". reverse: "Who is the
-wife of the teacher of Finley ? \\n Answer:"; there a single fact is in the
-direct form. The next token is the answer (DiscoLoop, sections 3.1 and 5.2).
+wife of the teacher of Finley ? \\n Answer:"; single facts are in the direct
+form. The next token is the answer (DiscoLoop, sections 3.1 and 5.2).
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def decode(vocabulary: Vocabulary, ids: Iterable[int]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _texts(vocabulary: Vocabulary) -> tuple[str, ...]:
-  """The text of every token but padding."""
+  """The text of every token except padding."""
   entities = range(vocabulary.num_entities)
   relations = range(vocabulary.num_relations)
   if vocabulary.format == "symbolic":

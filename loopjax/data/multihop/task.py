@@ -1,7 +1,7 @@
 """The multi-hop task: answer a r1 ... rk directly, from facts in the weights.
 
-Single facts and chains of facts are separate examples. Training has some chains
-of graph A, and none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
+Single facts and chains of facts are separate examples. Training uses some
+chains of graph A and none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from loopjax.data.multihop.config import Config
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-# Per-loop traces that `score` reads, if a model has them.
+# Per-loop traces that `score` uses, if a model has them.
 TRACES = ("prediction",)
 HEADLINE = ("accuracy",)
 _GRAPH_STREAM = 4  # Different from the streams in `chains`.
@@ -62,9 +62,9 @@ def make_dataset(
     "bridges" i32 [b, T], at index j the entity after hop j, at j = k the
     answer, and -1 elsewhere (in the symbolic format j is also its position);
     "group/split" i32 [b]; and "group/role_exposure" i32 [b]: which facts of a
-    held-out chain of A were composed in the same position in training. It is -1
-    for other examples (no fact of a chain of B was, all of a training chain
-    were).
+    held-out chain of A were composed in the same position in training, or -1
+    for other examples (none of a B chain's facts were, all of a training
+    chain's).
   """
   facts, splits = _splits(config)
   seen = chains.seen_roles(facts, splits, config.max_hops)
@@ -91,7 +91,7 @@ def make_dataset(
       rows,
     )
   else:
-    # Shuffles the splits together, so that any prefix is a fair sample.
+    # Shuffles the splits together: any prefix is a fair sample.
     batches = pipeline.evaluation_batches(
       lambda places, _: _take(
         table, pipeline.shuffled(places, num_examples, 0)
@@ -155,9 +155,9 @@ def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
   """Positions in a question at which the entity after each hop is determined.
 
   Returns:
-    For every hop, the first position that has seen everything it depends on: j
-    in the symbolic format, the relation in the direct one; in the reverse one,
-    the first entity, which comes last, for all hops.
+    For every hop, the first position that sees everything on which it depends:
+    j in the symbolic format, the relation in the direct format; in the reverse
+    format, for all hops, the first entity, which comes last.
   """
   return language.hop_positions(config.format, hops)
 
@@ -180,7 +180,7 @@ def make_graph(config: Config) -> chains.Graph:
 def _take(
   table: Mapping[str, np.ndarray], examples: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """The given rows of all entries."""
+  """Some rows of all entries."""
   return {name: value[examples] for name, value in table.items()}
 
 

@@ -15,8 +15,8 @@ _ENDS = (
   "ric", "us", "wen", "yn",
 )  # fmt: skip
 
-# No start is a prefix of another, so all names differ. Neighbours in the list
-# differ in both start and end.
+# No start is a prefix of another: all names differ. Neighbours differ in both
+# start and end.
 NAMES = tuple(
   start + _ENDS[(index + shift) % len(_ENDS)]
   for shift in range(len(_ENDS))

@@ -18,8 +18,8 @@ from loopjax.data.sudoku.board import Board
 class Puzzles(NamedTuple):
   """N puzzles with their solutions, packed into a third of the bytes.
 
-  A question equals its answer in the given cells and is blank elsewhere. Both
-  together take 52 bytes for a 9x9 board, in memory and in files.
+  A question equals its answer in the given cells and is blank elsewhere.
+  Together they take 52 bytes for a 9x9 board, in memory and in files.
 
   Attributes:
     givens: uint8 `[N, ceil(cells / 8)]`, a bit for every cell, 1 where it is
@@ -32,7 +32,7 @@ class Puzzles(NamedTuple):
     source_ids: int32 `[N]`, positions in `sources`.
     sources: the names of the puzzles' sources.
     num_skipped: number of malformed rows that were skipped.
-    sha256: checksum of the file they are from; "" for the packaged ones.
+    sha256: checksum of their file; "" for the packaged puzzles.
   """
 
   givens: np.ndarray
@@ -60,7 +60,7 @@ def pack(
 def unpack(
   board: Board, givens: np.ndarray, answers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Questions and answers, uint8 `[n, cells]` each, of packed ones."""
+  """Unpacked questions and answers, uint8 `[n, cells]` each."""
   halves = np.stack([answers >> 4, answers & 15], axis=2)
   cells = halves.reshape(len(answers), -1)[:, : board.num_cells]
   given = np.unpackbits(givens, axis=1, count=board.num_cells)
@@ -129,8 +129,8 @@ def save_bank(
 
   Args:
     path: output path.
-    content: the puzzles of each size, in the order in which to store them.
-      Ratings above 65535 are stored as 65535.
+    content: the puzzles of each size, in storage order. Ratings above 65535 are
+      stored as 65535.
   """
   arrays: dict[str, Any] = {}
   for board, puzzles in content.items():

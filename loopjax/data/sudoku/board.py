@@ -1,4 +1,4 @@
-"""Geometry of Sudoku boards, and the checks that need nothing else.
+"""Geometry of Sudoku boards, and checks that only need it.
 
 Everywhere in this package a board is an integer array `[..., cells]`, in
 row-major order, where 0 is a blank and 1 to `size` are the digits.
@@ -101,13 +101,14 @@ def is_solution(board: Board, grids: np.ndarray) -> np.ndarray:
 
   Args:
     board: the geometry.
-    grids: `[N, cells]`; a value outside 1 to `size` makes it no solution.
+    grids: `[N, cells]`; a board with a value outside 1 to `size` is not a
+      solution.
 
   Returns:
     bool `[N]`.
   """
   _, union = _unit_digits(board, grids)
-  # A unit has as many cells as there are digits: all present means once each.
+  # A unit has as many cells as there are digits: all present means each once.
   return (union == 2**board.size - 1).all(axis=1)
 
 

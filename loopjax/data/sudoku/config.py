@@ -6,7 +6,7 @@ from loopjax import checks
 from loopjax.data.sudoku import board as boards
 from loopjax.errors import Moot, UserError
 
-TEST_SHARE = 0.2  # Of the packaged solutions.
+TEST_SHARE = 0.2  # Fraction of the packaged solutions.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +23,16 @@ class Config:
       training puzzle: "report" warns and counts them in the summary of
       training, "error" stops.
     check_solutions: also check that every puzzle has exactly one solution.
-    augment: apply a random symmetry to a puzzle each time training sees it.
-    max_revealed: training fills in a share of every puzzle's blanks, drawn
-      uniformly from 0 to a bound each time it is seen, so that easy puzzles
-      come first. The bound falls linearly from this to 0 over the first
-      num_revealed_examples examples; 0 leaves the puzzles as they are.
-    validation_share: this share of all solutions, packaged or of train_csv, is
-      held out and evaluated during training. Symmetric solutions stay together,
-      unless there are too few classes (4x4 has two): then it is a share of the
-      puzzles.
+    augment: apply a random symmetry to a puzzle each time it is used in
+      training.
+    max_revealed: a curriculum: training fills in a fraction of each puzzle's
+      blanks, drawn uniformly from 0 to a bound each time. The bound falls
+      linearly from this to 0 over the first num_revealed_examples examples; 0
+      fills in none.
+    validation_share: fraction of all solutions, packaged or from train_csv,
+      that is held out and evaluated during training. Symmetric solutions stay
+      together, unless there are too few classes (4x4 has two): then it is a
+      fraction of the puzzles.
     num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
       for all.
     loss_on: "all" cells, givens included (the paper), or "blanks".
@@ -53,7 +54,7 @@ class Config:
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    boards.Board(self.box_rows, self.box_cols)  # Raises on invalid boxes.
+    boards.Board(self.box_rows, self.box_cols)  # Validates the boxes.
     checks.one_of(
       "task",
       self,

@@ -1,8 +1,8 @@
-"""Files of puzzles: read and checked once, packed, and mapped into memory.
+"""Files of puzzles: read and checked once, packed, and memory-mapped.
 
 A file of millions of rows is streamed in chunks. The packed result is stored in
-the user's cache under the checksum of the content, so that the next start only
-computes the checksum.
+the user's cache under the content's checksum; later runs only compute the
+checksum.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from loopjax.data.sudoku.board import Board
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 
-_VERSION = 1  # Of the cached format; files of another version are read again.
+_VERSION = 1  # Version of the cached format; other versions are ignored.
 _COLUMNS = {  # The arrays of `Puzzles`, one file each.
   "givens": np.uint8,
   "answers": np.uint8,
@@ -59,7 +59,7 @@ def read(
       among very hard 9x9 puzzles this takes about a minute for 100,000.
 
   Returns:
-    The puzzles in the order of the file, mapped into memory.
+    The puzzles in the order of the file, memory-mapped.
 
   Raises:
     UserError: the file cannot be read or holds no puzzles, or a row is
@@ -131,7 +131,7 @@ def _write(
   on_bad_row: str,
   check_solutions: bool,
 ) -> None:
-  """Writes the columns of a file, and its metadata."""
+  """Writes the columns of a file and its metadata."""
   print(f"{path}: reading, checking and caching in {folder.parent}", flush=True)
   size = os.fstat(file.fileno()).st_size
   sources: dict[str, int] = {}

@@ -5,7 +5,7 @@ import numpy as np
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import solver
 
-# Solutions grown at a time; bounds memory.
+# Solutions grown at a time, to bound memory.
 _BATCH = 8192
 
 
@@ -14,9 +14,9 @@ def random_solutions(
 ) -> np.ndarray:
   """Draws solutions at random, nearly but not exactly uniformly.
 
-  Each one grows from the empty board: random candidates are placed in a random
-  one of the cells with the fewest candidates, and singles are filled in after
-  each. A board that runs into a contradiction starts over.
+  Each one grows from the empty board: a random candidate is placed in a random
+  cell among those with the fewest candidates, then singles are filled in, and
+  so on. A board that runs into a contradiction starts over.
 
   Args:
     board: the geometry.
@@ -81,8 +81,8 @@ def dig(
     rng: source of all randomness.
 
   Returns:
-    Questions, uint8 `[N, cells]`. One with more clues than its target is
-    minimal: without any of its clues it would have several solutions.
+    Questions, uint8 `[N, cells]`. Questions with more clues than their target
+    are minimal: removing any clue would allow several solutions.
   """
   cells = np.tile(np.arange(board.num_cells), (len(answers), 1))
   order = rng.permuted(cells, axis=1)
@@ -96,8 +96,8 @@ def dig(
     attempt = questions[rows]
     attempt[np.arange(rows.size), removed] = 0
     candidates = solver.candidates_of(board, attempt)
-    # Other solutions, if any, have another digit in this cell. Without
-    # its own digit, most boards are refuted quickly.
+    # Other solutions, if any, have another digit in this cell. Excluding its
+    # own digit refutes most boards quickly.
     own = np.uint16(1) << (digit - 1).astype(np.uint16)
     candidates[removed, np.arange(rows.size)] ^= own
     others = solver.solve_candidates(board, candidates, max_solutions=1)

@@ -11,16 +11,16 @@ import numpy as np
 from loopjax.data.sudoku import bank, generator, solver
 from loopjax.data.sudoku import board as board_lib
 
-# The puzzles of each size: how many are made, the share that is made minimal
-# (the others stop at random numbers of clues), and how many are kept.
+# Per size: number of puzzles made, share of minimal ones (the others stop at
+# random numbers of clues), and number kept.
 _PLAN = {
   board_lib.Board(2, 2): (6000, 0.7, 2000),
   board_lib.Board(2, 3): (50000, 0.3, 20000),
   board_lib.Board(3, 3): (64000, 0.7, 24000),
 }
 
-# Equal numbers of puzzles are kept with ratings below 1, 1 to 2, 3 to 9, and 10
-# or more, as far as there are enough.
+# Keeps equal numbers of puzzles with ratings 0, 1 to 2, 3 to 9, and 10 or more,
+# if there are enough.
 _RATING_EDGES = (1, 3, 10)
 
 
@@ -44,7 +44,7 @@ def make_puzzles(
     Puzzles, rated by `solver.solve`.
   """
   num_minimal = round(num_made * minimal_share)
-  # No puzzle without clues has a unique solution: 0 is unreachable.
+  # A puzzle without clues has several solutions: 0 is unreachable.
   answers = generator.random_solutions(board, num_minimal, rng)
   no_clues = np.zeros(num_minimal, np.int64)
   minimal = generator.dig(board, answers, no_clues, rng)
@@ -68,8 +68,8 @@ def make_puzzles(
 def _spread(strata, num, rng):
   """Draws `num` positions without replacement, evenly over the strata."""
   order = rng.permutation(len(strata))
-  # The place of each item among the items of its stratum, in random order:
-  # taking the smallest places first takes from all strata in turn.
+  # Each item's rank within its stratum, in random order: taking the lowest
+  # ranks first alternates between strata.
   place = np.empty(len(strata), np.int64)
   for stratum in np.unique(strata):
     members = order[strata[order] == stratum]

@@ -32,7 +32,7 @@ class Checked(NamedTuple):
     sources: sources of the valid rows, [n].
     questions, answers: uint8 `[n, cells]`.
     ratings: int32 `[n]`.
-    faults: descriptions of what is wrong in the other rows, by line.
+    faults: descriptions of the invalid rows' faults, by line.
   """
 
   sources: list[str]
@@ -67,8 +67,8 @@ def read(path: str, file: io.BufferedReader) -> Generator[Row]:
         f"{path}:1: the header is {','.join(header)[:80]!r}; expected "
         f"{','.join(HEADER)}"
       )
-    # A field in quotes may hold line breaks: a row starts on the line after
-    # the one where the row before it ended.
+    # Quoted fields may contain line breaks: a row starts on the line after the
+    # end of the previous row.
     line = reader.line_num + 1
     for fields in reader:
       if fields:
@@ -89,11 +89,11 @@ def read(path: str, file: io.BufferedReader) -> Generator[Row]:
   except OSError as error:
     raise unreadable(path, error) from None
   finally:
-    text.detach()  # It would close the file, which is the caller's.
+    text.detach()  # Otherwise the caller's file would be closed.
 
 
 def unreadable(path: str, error: OSError) -> UserError:
-  """The error for a file that the system refuses to read."""
+  """The error for a file that cannot be read."""
   return UserError(
     f"{path}: cannot be read ({error.strerror}); check its permissions"
   )
@@ -116,7 +116,7 @@ def check(
   formed = []
   for row in rows:
     line, fields = row
-    # Nearly all rows are well formed, and this is the quickest way to see it.
+    # Fast path: nearly all rows are well formed.
     if not (
       len(fields) == 4
       and question(fields[1])
@@ -144,7 +144,7 @@ def check(
 
 
 def _fault_of_form(board: board_lib.Board, fields: list[str]) -> str:
-  """What is wrong with the form of a row; "" if nothing is."""
+  """The format error of a row; "" if there is none."""
   if len(fields) != len(HEADER):
     return f"has {len(fields)} fields; expected {len(HEADER)}"
   _, question, answer, rating = fields
@@ -197,7 +197,7 @@ def _faults(
     else:
       faults[int(i)] = "the answer contradicts the givens of the question"
   if check_solutions:
-    # A valid answer is one solution; another one remains to be ruled out.
+    # A valid answer is one solution; checks that there is no other.
     sound = np.flatnonzero(~(wrong | differs))
     several = solver.solve(board, questions[sound]).num_solutions > 1
     for i in sound[several]:

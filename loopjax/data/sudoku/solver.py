@@ -1,7 +1,7 @@
 """A Sudoku solver for many boards at once.
 
 Candidates are sets of digits as bit masks, uint16 `[cells, N]`: the board is
-the last axis so that every numpy operation runs along contiguous memory.
+the last axis, which makes every numpy operation run along contiguous memory.
 """
 
 from typing import NamedTuple
@@ -10,8 +10,8 @@ import numpy as np
 
 from loopjax.data.sudoku import board as board_lib
 
-# Boards solved at a time: enough to hide the overhead of
-# numpy calls, few enough for their candidates to stay in the processor cache.
+# Boards solved at a time: enough to amortise the overhead of numpy calls, few
+# enough for their candidates to stay in the CPU cache.
 _WIDTH = 2048
 
 # The axes of the view [band, row, stack, column, N] that run over the cells of
@@ -20,11 +20,11 @@ _UNIT_AXES = ((2, 3), (0, 1), (1, 3))
 
 
 class Result(NamedTuple):
-  """What solving N puzzles found.
+  """The results of solving N puzzles.
 
   Attributes:
     num_solutions: int32 `[N]`, at most `max_solutions`.
-    solutions: uint8 `[N, cells]`, one solution, zeros where there is none.
+    solutions: uint8 `[N, cells]`, one solution, or zeros if there is none.
     guesses: int32 `[N]`, the difficulty; see `solve`.
   """
 
@@ -36,19 +36,18 @@ class Result(NamedTuple):
 def solve(
   board: board_lib.Board, puzzles: np.ndarray, max_solutions: int = 2
 ) -> Result:
-  """Solves puzzles; those that break the rules have no solution.
+  """Solves puzzles; invalid puzzles have no solution.
 
-  The search reasons with naked singles (a cell with one candidate) and hidden
+  The search applies naked singles (a cell with one candidate) and hidden
   singles (a digit with one cell of a unit) until nothing changes. Then it
   guesses: it takes the cell with the fewest candidates, the first of them in
   row-major order, and tries each of its candidates.
 
-  The difficulty `guesses` is the number of wrong guesses, those that were
-  followed and ended in a contradiction, until every possibility is exhausted.
-  It is 0 where singles are enough. For a puzzle with one solution, and
-  `max_solutions` of at least 2, it depends only on the puzzle. The search of
-  other puzzles stops at `max_solutions`, at an unspecified moment; so their
-  number of guesses is unspecified, too.
+  The difficulty `guesses` is the number of wrong guesses, which end in a
+  contradiction, in an exhaustive search. It is 0 if singles are enough. For a
+  puzzle with one solution, and `max_solutions` of at least 2, it depends only
+  on the puzzle. The search of other puzzles stops at `max_solutions`, at an
+  unspecified point, and their number of guesses is unspecified.
 
   Args:
     board: the geometry.
@@ -66,7 +65,7 @@ def candidates_of(board: board_lib.Board, puzzles: np.ndarray) -> np.ndarray:
   bits = board_lib.digit_bits(board)
   bits[0] = 2**board.size - 1
   digits = np.asarray(puzzles).astype(np.uint8)
-  # Without the copy the result would be transposed in memory as well.
+  # Without the copy the memory layout would be transposed.
   return bits[np.ascontiguousarray(digits.T)]
 
 
@@ -86,8 +85,8 @@ def tighten(
     candidates: uint16 `[cells, N]`.
 
   Returns:
-    The candidates left, `[cells, N]`; bool `[N]`, where the argument turned
-    out to contradict the rules; bool `[N]`, where it is a solution.
+    The remaining candidates, `[cells, N]`; bool `[N]`, contradictions found;
+    bool `[N]`, solved boards.
   """
   bands, stacks = board.box_cols, board.box_rows
   shape = (bands, board.box_rows, stacks, board.box_cols, -1)
@@ -110,8 +109,8 @@ def tighten(
     dead |= (union != 2**board.size - 1).any(axis=(0, 1, 2, 3))
     hidden |= union & ~twice
   hidden &= cells
-  # A cell with two hidden singles keeps one; the other digit then has no place,
-  # which the next pass detects.
+  # A cell with two hidden singles keeps one; the next pass detects that the
+  # other digit has no place.
   cells = np.where(hidden != 0, hidden & -hidden, cells)
   return cells.reshape(candidates.shape), dead, solved
 
@@ -164,15 +163,15 @@ def _compress(block, keep):
   if keep.all():
     return block
   index = np.flatnonzero(keep)
-  # Unlike part[..., index], take keeps the boards last in memory as well.
+  # Unlike part[..., index], take keeps the memory layout.
   return tuple(part.take(index, axis=-1) for part in block)
 
 
 def _branch(block):
-  """Opens a node for every candidate of the cell that has the fewest."""
+  """Opens a node for every candidate of the cell with the fewest."""
   cells, owner, _ = block
   count = np.bitwise_count(cells)
-  count[count == 1] = 99  # Known cells must not be guessed.
+  count[count == 1] = 99  # Never guess known cells.
   target = count.argmin(axis=0)
   choices = cells[target, np.arange(owner.size)]
   digits = np.arange(16, dtype=np.uint16)[:, None]
@@ -192,7 +191,7 @@ def _seen(cells, axes):
   Returns:
     Two arrays of masks that keep the axes, with length 1.
   """
-  # A loop over views, since no numpy reduction gives the second result.
+  # A loop over views: no numpy reduction computes the second result.
   members = np.moveaxis(cells, axes, (0, 1))
   members = [member for group in members for member in group]
   union, twice = members[0] | members[1], members[0] & members[1]

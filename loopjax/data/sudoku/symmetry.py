@@ -16,9 +16,9 @@ import numpy as np
 from loopjax.data import pipeline
 from loopjax.data.sudoku import board as board_lib
 
-# Chosen among small integers so that the test split has a fifth of the 6x6
-# grids and of the 9x9 grids, and of the two classes of 4x4 grids exactly the
-# smaller one (96 of the 288 grids).
+# Chosen among small integers such that the test split has a fifth of the 6x6
+# and 9x9 grids, and exactly the smaller of the two classes of 4x4 grids (96 of
+# the 288 grids).
 _SPLIT_SALT = 525
 
 # Grids whose class key is computed at a time, to bound memory.
@@ -91,15 +91,15 @@ def apply(symmetry: Symmetry, boards: np.ndarray) -> np.ndarray:
 
 
 def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
-  """Computes a number that no symmetry changes.
+  """Computes a hash that is invariant under symmetries.
 
   Two grids with different keys are not symmetric to each other. The converse
   mostly holds too, but not always.
 
-  Any two rows of a solution define a permutation of the columns: from the
-  place of a digit in one row to its place in the other. Its cycle lengths do
-  not depend on the order of the columns, nor does the number of columns that
-  remain in their stack when it is applied once, twice and so on. A row is
+  Any two rows of a solution define a permutation of the columns: from the place
+  of a digit in one row to its place in the other. Its cycle lengths do not
+  depend on the order of the columns, and neither does the number of columns
+  that remain in their stack when it is applied once, twice and so on. A row is
   described by these numbers for the other rows of its band and for the rows of
   other bands, a band by its rows, and the board by its bands; likewise for
   columns.
@@ -115,7 +115,7 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   keys = np.empty(len(grids), np.uint64)
   for start in range(0, len(grids), _KEY_CHUNK):
     part = slice(start, start + _KEY_CHUNK)
-    # Boards last, so that numpy works along contiguous memory.
+    # Boards last: numpy then works along contiguous memory.
     square = np.asarray(grids[part]).T.reshape(size, size, -1)
     by_columns = _line_key(square, board.box_rows, board.box_cols)
     turned = square.swapaxes(0, 1)
@@ -131,7 +131,7 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
 def place(class_keys: np.ndarray) -> np.ndarray:
   """Numbers in [0, 1) that determine splits, float64 `[N]`, from class keys.
 
-  Symmetric grids have the same number, and are always in the same split.
+  Symmetric grids have the same number and are in the same split.
   """
   return pipeline.splitmix64(class_keys ^ np.uint64(_SPLIT_SALT)) / 2.0**64
 
@@ -145,7 +145,7 @@ def _line_permutations(num_groups, group_size, uniforms):
 
 
 def _table_permutations(length, uniforms):
-  """Looks up one of the permutations of `length` for every uniform."""
+  """Looks up a permutation of `length` for every uniform."""
   table = np.array(list(itertools.permutations(range(length))))
   # The product may round up to the number of permutations for float32.
   index = (uniforms * len(table)).astype(np.int64)
@@ -172,7 +172,7 @@ def _line_key(square, place_group, line_group):
   )
   group = np.arange(size) // line_group
   inside = (group[:, None] == group)[:, :, None]
-  # Sums of hashes instead of chains: the order of lines must not matter.
+  # Sums, not chains, of hashes: the order of lines must not matter.
   same_group = (pairs * inside).sum(axis=0)
   lines = pipeline.splitmix64(
     pipeline.splitmix64(same_group) + (pairs * ~inside).sum(axis=0)
@@ -212,8 +212,8 @@ def _pair_hashes(square, first, second, place_group):
 def _permutation_table(size, place_group):
   """Tables to look up the invariants of a permutation of the places.
 
-  These are its cycle lengths, and how many places stay in their group when it
-  is applied once, twice and so on.
+  The invariants are its cycle lengths, and how many places stay in their group
+  when it is applied once, twice and so on.
 
   Returns:
     Two int32 tables, whose entries for the first half of the images and for the
@@ -223,8 +223,7 @@ def _permutation_table(size, place_group):
   images = itertools.chain.from_iterable(itertools.permutations(range(size)))
   step = np.fromiter(images, np.int8).reshape(-1, size)
   rank = np.arange(len(step), dtype=np.int32)
-  # Permutations are in lexicographic order: the first images stay while the
-  # others go through all their orders.
+  # Permutations are in lexicographic order: the last images vary fastest.
   half, base = size // 2, size ** np.arange(size)[::-1]
   front, back = (np.zeros(size**n, np.int32) for n in (half, size - half))
   turn = math.factorial(size - half)
@@ -233,7 +232,7 @@ def _permutation_table(size, place_group):
   here = np.arange(size, dtype=np.int8)
   power, code = step, np.zeros(len(step), np.uint64)
   # At most one cycle is longer than half the size: the fixed points of the
-  # powers up to there tell all cycle lengths.
+  # powers up to half the size determine all cycle lengths.
   for _ in range(size // 2):
     for kept in (power == here, power // place_group == here // place_group):
       count = kept.sum(axis=1, dtype=np.uint8)

@@ -18,7 +18,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
 RATING_EDGES = (0, 1, 3, 10, 30, 100)
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match", "blank_accuracy")
 
 
@@ -108,7 +108,8 @@ def make_dataset(
     return _encoded(config, questions, answers)
 
   def make_evaluation(places, _):
-    # Files are sorted by difficulty; shuffled, any prefix is a fair sample.
+    # Files are sorted by difficulty; after shuffling, any prefix is a fair
+    # sample.
     examples = chosen[pipeline.shuffled(places, num_examples, 0)]
     rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
@@ -135,10 +136,10 @@ def make_dataset(
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
-  "exact_match": every cell is right; "blank_accuracy": share of the blank cells
-  that are right; "all_cell_accuracy": share of all cells, including givens, as
-  the authors of UTM count; "loss": mean cross-entropy of the counted cells in
-  nats.
+  "exact_match": every cell is correct; "blank_accuracy": fraction of blank
+  cells that are correct; "all_cell_accuracy": fraction of all cells, including
+  givens, as UTM's authors count; "loss": mean cross-entropy of the counted
+  cells in nats.
   """
   inputs, targets = batch["inputs"], batch["targets"]
   losses, predicted = token_losses.scores(output, targets)
@@ -169,7 +170,7 @@ def _encoded(
 
 
 def _puzzles(config: Config, split: str) -> bank.Puzzles:
-  """The puzzles that a split is part of: from a file, or the packaged ones."""
+  """The puzzles that contain a split: from a file, or the packaged ones."""
   if not config.train_csv:
     return bank.load_bank(config.board)
   return files.read(
@@ -212,9 +213,9 @@ def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
 
 
 def _overlap(config: Config, train_keys: np.ndarray) -> int:
-  """Number of test puzzles that have the solution of a training puzzle.
+  """Number of test puzzles with the solution of a training puzzle.
 
-  Symmetric solutions count as the same.
+  Symmetric solutions count as equal.
   """
   test = _puzzles(config, "test")
   seen = np.isin(test.class_keys, train_keys)

@@ -1,1 +1,1 @@
-"""Text: read, tokenised and packed once, then read by position."""
+"""Text: tokenised and packed once, then accessed by position."""

@@ -6,8 +6,8 @@ import math
 from loopjax import checks
 from loopjax.errors import UserError
 
-_MAX_LENGTH = 2**20  # Tokens of a row; keeps its record small.
-_MIN_WEIGHT = 1 / 512  # Of a source: two rows in a block of `task.mixed`.
+_MAX_LENGTH = 2**20  # Tokens of a row; bounds its record.
+_MIN_WEIGHT = 1 / 512  # Per source: two rows per block of `task.mixed`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Config:
   A source is a file, a pattern (`books/*.txt`) or hf://OWNER/NAME/FILE, a file
   or a pattern of a dataset on the Hugging Face Hub. `.jsonl`, `.ndjson` and
   `.json` files contain one JSON object per line, `.parquet` files tables, all
-  others plain text, which is cut at blank lines into documents of about 8 KiB.
-  All but parquet may be compressed with gzip or Zstandard.
+  others plain text, which is split at blank lines into documents of about 8
+  KiB. All except parquet may be compressed with gzip or Zstandard.
 
   Attributes:
     train_files: sources, separated by commas.
@@ -35,18 +35,17 @@ class Config:
       as a published model uses it; empty to add an id for each.
     begin_token: the tokenizer's token at the beginning of documents; empty for
       the end token, as a separator from the previous document.
-    add_begin_token: whether prompts also begin with it; otherwise nothing is
-      added to them.
+    add_begin_token: whether prompts begin with it too.
     vocab_size: number of token ids; 0 for the tokenizer's and, without
       end_token, two more, the end of a document and padding.
-    sequence_length: tokens per row. Longer documents are cut.
-    validation_share, test_share: shares of the documents, chosen by the hash of
-      their text or, if they have one, of their prompt.
+    sequence_length: tokens per row. Longer documents are split.
+    validation_share, test_share: fractions of the documents, chosen by the hash
+      of their prompt, or of their text if they have none.
     on_bad_document: "error" stops at a malformed document, "skip" skips it and
       counts it in the summary.
     overlap_files: sources of evaluation items (OLMES requests, any JSONL or
-      parquet with text, plain text), which are compared with the training split
-      by 13-grams of words; empty for no comparison.
+      parquet with text, plain text), to compare with the training split by
+      13-grams of words; empty for none.
     on_overlap: if the training split contains a 13-gram of an item: "report"
       warns and counts such items in the run's summary, "error" stops.
   """

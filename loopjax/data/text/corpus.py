@@ -1,4 +1,4 @@
-"""Packs sources into rows once, and caches these for all later runs.
+"""Packs sources into rows once, and caches the rows for later runs.
 
 Every split of a source is one ArrayRecord file of rows in the user's cache,
 under a checksum of the files' content and of every setting that affects rows.
@@ -20,7 +20,7 @@ from loopjax.data.text.config import Config
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 
-_VERSION = 5  # Of the cached format.
+_VERSION = 5  # Version of the cached format.
 
 
 class Corpus(NamedTuple):
@@ -30,7 +30,7 @@ class Corpus(NamedTuple):
     name: name of the source.
     paths: its files.
     folder: cache folder of its rows, named after the checksum of `_key`.
-    job: the settings that made them.
+    job: the settings that determine the rows.
     facts: the counts of `packing.pack` by split, and "documents_empty" and
       "documents_skipped".
   """
@@ -102,14 +102,14 @@ def _key(job: preparation.Job, paths: Sequence[str]) -> str:
     config.prompt_field,
     job.validation,
     job.test,
-    # A file's name decides how it is read.
+    # A file's name determines its format.
     [(digest(path), files.kind_of(path)) for path in paths],
   )
   return hashlib.sha256(repr(settings).encode()).hexdigest()
 
 
 def _state(path: str) -> tuple[int, int]:
-  """The size and time of a file, which change when its content does."""
+  """A file's size and time, which change with its content."""
   try:
     state = os.stat(path)
   except OSError as error:

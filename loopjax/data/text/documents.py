@@ -1,4 +1,4 @@
-"""Reads the documents of a chunk, and reports malformed ones."""
+"""Reads the documents of a chunk and reports malformed ones."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from loopjax.data.text import files
 
 SECTION_BYTES = 8 << 10  # Approximate size of a document of plain text.
 _PREDICTED = ("assistant", "gpt", "model")  # Role names of three conventions.
-_TURN_END = "\n\n"  # After each turn of a conversation but the last.
+_TURN_END = "\n\n"  # Between the turns of a conversation.
 
 # A document: spans of text, and whether each is predicted.
 Segments = list[tuple[str, bool]]
@@ -125,7 +125,7 @@ def _turn(turn: Any, field: str) -> tuple[str, bool]:
 
 
 def _checked(text: Any, field: str) -> str:
-  """The value of a field, if it is text that UTF-8 can encode."""
+  """The value of a field; a Fault unless it is text that UTF-8 can encode."""
   if not isinstance(text, str):
     raise Fault(f"{field!r} is not a string")
   try:

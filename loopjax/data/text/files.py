@@ -1,7 +1,7 @@
 """Reads text files as chunks of a few MiB.
 
-A chunk ends at the end of a line, a paragraph or a row of a table, so that
-another process can read its documents without the rest of the file.
+A chunk ends at the end of a line, a paragraph or a table row: another process
+can parse its documents without the rest of the file.
 """
 
 import codecs
@@ -51,7 +51,7 @@ def find(source: str) -> list[str]:
   """The files of a source, sorted by name.
 
   Raises:
-    UserError: there are none, or a download fails.
+    UserError: no file matches, or a download fails.
   """
   if source.startswith(hub.PREFIX):
     return hub.download_all(source, "set task.train_files to local files")
@@ -162,7 +162,7 @@ class _Zstandard(io.RawIOBase):
 
 
 def _unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
-  """The content of a file, decompressed if its first bytes say so."""
+  """The content of a file, decompressed according to its first bytes."""
   magic = file.peek(4)[:4]
   if magic[:2] == b"\x1f\x8b":
     return gzip.GzipFile(fileobj=file)
@@ -204,7 +204,7 @@ def whole(text: bytes, stop: int | None = None) -> int:
   stop = len(text) if stop is None else stop
   for back in range(1, min(4, stop) + 1):
     byte = text[stop - back]
-    if byte >= 0xC0:  # The first byte of several: are they all there?
+    if byte >= 0xC0:  # First byte of a character: is it complete?
       size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
       return stop if back >= size else stop - back
     if byte < 0x80:
@@ -215,7 +215,7 @@ def whole(text: bytes, stop: int | None = None) -> int:
 def _read_table(
   path: str, file: io.BufferedReader, columns: tuple[str, ...] | None
 ) -> Iterator[Chunk]:
-  """The chunks of a parquet file, about as large as other chunks."""
+  """The chunks of a parquet file, of about the same size as other chunks."""
   try:
     import pyarrow
     from pyarrow import parquet

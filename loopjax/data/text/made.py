@@ -1,7 +1,6 @@
 """Synthetic text, for runs without any file.
 
-A source "made:NAME" is a file of the user's cache, written at its first use and
-read like any other.
+A source "made:NAME" is a file in the user's cache, created at its first use.
 """
 
 import pathlib
@@ -14,7 +13,7 @@ from loopjax.errors import UserError
 from loopjax.run import user_cache
 
 PREFIX = "made:"
-_VERSION = 1  # Of the generated text.
+_VERSION = 1  # Version of the generated text.
 _LINES, _IN_A_PARAGRAPH = 200_000, 40
 _MODULUS, _MAX_OPERATIONS = 23, 4
 

@@ -22,9 +22,9 @@ from loopjax.errors import UserError
 from loopjax.run import user_cache
 
 NUM_WORDS = 13
-_VERSION = 1  # Of the cached result.
+_VERSION = 1  # Version of the cached result.
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
-_BASE = 0x9FB21C651E98DF25  # Odd, so that it has an inverse modulo 2^64.
+_BASE = 0x9FB21C651E98DF25  # Odd: invertible modulo 2^64.
 _BATCH = 1 << 20  # Characters hashed at a time.
 _FILTER_BITS = 24
 _HITS, _FACTS = "hits.npy", "facts.json"
@@ -198,7 +198,7 @@ def _all_powers(base: int, num: int) -> np.ndarray:
 
 
 def _powers(base: int, num: int) -> np.ndarray:
-  """`_all_powers`, cut from a cached table."""
+  """`_all_powers`, sliced from a cached table."""
   return _all_powers(base, 1 << max(num, 1).bit_length())[:num]
 
 
@@ -214,7 +214,7 @@ def _items(chunk: files.Chunk) -> Iterator[list[str]]:
     if isinstance(row, documents.Fault):
       raise UserError(f"{chunk.path}:{number}: {row}")
     if isinstance(row, dict):
-      row = row.get("doc", row)  # Of an OLMES request.
+      row = row.get("doc", row)  # OLMES request.
     if texts := list(_strings(row)):
       yield texts
 
@@ -242,8 +242,8 @@ def _look(
     Hashes of the runs that the chunk's training documents contain, uint64; and
     the number of documents that contain one.
   """
-  # Most runs of a text are in no item; a table of their first bits rejects most
-  # of them faster than a search.
+  # Most runs of a text are in no item; a table of hash prefixes rejects most of
+  # them faster than a search.
   table = np.zeros(1 << _FILTER_BITS, bool)
   shift = np.uint64(64 - _FILTER_BITS)
   table[runs >> shift] = True

@@ -1,15 +1,15 @@
 """Packs documents into rows of fixed length, by best fit.
 
 A document of n tokens is n + 1 predictions: each token from those before it,
-the first from the end token of the previous document, and last its own end
-token. A document longer than a row is cut into pieces. The pieces are placed
-longest first, each in the fullest row with room for it (best-fit decreasing),
-so that few documents are cut and little is padding (Ding et al., Fewer
-Truncations Improve Language Modeling, arXiv 2404.10830).
+the first from the previous document's end token, and finally its own end token.
+A document longer than a row is cut into pieces. The pieces are placed longest
+first, each in the fullest row with enough space (best-fit decreasing), which
+splits few documents and pads little (Ding et al., Fewer Truncations Improve
+Language Modeling, arXiv 2404.10830).
 
 The record of a row is, little-endian: the number of pieces (i4), the length of
-each and the correction of its bytes (i4), one bit for each prediction that says
-whether it counts, and the tokens of each piece, one more than its length.
+each and the correction of its bytes (i4), one bit per prediction for whether it
+counts, and the tokens of each piece, one more than its length.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Document(NamedTuple):
   Attributes:
     tokens: int [n + 2], between two end tokens.
     counted: bool [n + 1], which predictions count; the last does.
-    num_bytes: UTF-8 bytes of the text of the predictions that count.
+    num_bytes: UTF-8 bytes of the text whose predictions count.
     token_bytes: UTF-8 bytes that their tokens stand for; differs from num_bytes
       if the tokenizer normalises text.
   """
@@ -71,7 +71,7 @@ def pack(documents: Sequence[Document], length: int, vocab_size: int) -> Packed:
   place = np.arange(len(document)) - np.repeat(
     np.cumsum(num_pieces) - num_pieces, num_pieces
   )
-  before = np.cumsum(sizes + 1) - (sizes + 1)  # Each document in `tokens`.
+  before = np.cumsum(sizes + 1) - (sizes + 1)  # Starts in `tokens`.
   starts = before[document] + place * length
   lengths = np.minimum(sizes[document] - place * length, length)
 
@@ -114,8 +114,8 @@ def _records(
 ) -> list[bytes]:
   """The records of rows.
 
-  Built from slices of bytes, as operations on small arrays would take most of
-  the packing time.
+  Built from slices of bytes: operations on small arrays would take most of the
+  packing time.
 
   Args:
     rows: indices of the pieces of each row.

@@ -14,7 +14,7 @@ from loopjax.errors import UserError
 
 Result = TypeVar("Result")
 _AHEAD = 2  # Chunks queued for the processes.
-# Below this size, starting processes takes longer than they save.
+# Below this size, processes take longer to start than they save.
 _MIN_BYTES = 64 << 20
 
 
@@ -40,8 +40,8 @@ def in_order(
   if num_bytes < _MIN_BYTES or num_processes == 1:
     yield from map(function, chunks)
     return
-  # JAX has threads in this process, so workers are forked from a server process
-  # that has only imported this module, and share its memory.
+  # JAX has threads in this process. Workers are therefore forked from a server
+  # process that has only imported this module, and share its memory.
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload([__name__])
   with concurrent.futures.ProcessPoolExecutor(num_processes, context) as pool:
@@ -65,7 +65,7 @@ def in_order(
 
 
 def _num_cpus() -> int:
-  """CPUs that this process may use, where the system says (macOS does not)."""
+  """CPUs available to this process, if the system reports them (not macOS)."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

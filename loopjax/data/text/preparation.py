@@ -23,11 +23,11 @@ from loopjax.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 FACTS = "facts.json"
-_OPTIONS = "group_size:1,uncompressed"  # Rows are read one by one.
+_OPTIONS = "group_size:1,uncompressed"  # Random access to single rows.
 
 
 class Job(NamedTuple):
-  """The settings that determine the rows of a source, besides its content.
+  """The settings that, with its content, determine the rows of a source.
 
   Attributes:
     config: the task.
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """The rows of a chunk by split, and counts of unused documents."""
+  """A chunk's rows by split, and counts of unused documents."""
 
   splits: dict[str, packing.Packed]
   num_skipped: int
@@ -176,7 +176,7 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(config: Config, key: str) -> Tokenizer:
-  """The tokenizer, which is loaded once in each process."""
+  """The tokenizer, loaded once per process."""
   tokenizer = tokenizer_lib.of(config)
   if tokenizer.key != key:
     raise UserError(

@@ -1,7 +1,7 @@
 """The text task: next-token prediction in rows of packed documents.
 
-No prediction depends on another document in its row; "documents" tells models
-which tokens belong to the same one.
+Predictions do not depend on other documents in the row; "documents" gives the
+document of each token.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
-TRACES: tuple[str, ...] = ()  # `score` reads no trace.
+TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("bits_per_byte", "loss")
-_BLOCK = 1024  # Rows of training in which each source has exactly its share.
+_BLOCK = 1024  # Training rows in which each source has its exact share.
 _FEW_BYTES = 1e-3  # Avoids a division by zero.
 _ORDER, _MIXTURE = range(2)  # Streams of random numbers.
 
@@ -69,7 +69,7 @@ def make_dataset(
   seed: int,
   rows: pipeline.Rows | None = None,
 ) -> Dataset:
-  """Batches of a split; sources are read and packed the first time.
+  """Batches of a split; sources are packed at their first use.
 
   Args:
     config: the task.
@@ -84,7 +84,7 @@ def make_dataset(
 
   Raises:
     UserError: see `corpus.make` and `overlap.report`; or a source has no rows
-      in the split; or the vocabulary is that of another tokenizer.
+      in the split; or the vocabulary belongs to another tokenizer.
   """
   is_test = split == "test" and bool(config.test_files)
   names = config.test_sources if is_test else config.sources
@@ -126,7 +126,7 @@ def make_dataset(
     return make_rows(*mixed(config.mixture, counts, seed, positions))
 
   def make_evaluation(places: np.ndarray, _: np.ndarray) -> dict[str, Any]:
-    # Shuffled, so that any prefix is a fair sample.
+    # Shuffled: any prefix is a fair sample.
     source, row = make_any(pipeline.shuffled(places, ends[-1], 0))
     return {**make_rows(source, row), "group/source": source.astype(np.int32)}
 
@@ -153,8 +153,8 @@ def make_dataset(
 def _check_vocabulary(config: Config, tokenizer: Tokenizer) -> None:
   """Raises UserError if most ids of the vocabulary would never occur.
 
-  Without data such a vocabulary is fine: to describe a model, or to see whether
-  it fits a machine.
+  Such a vocabulary is valid without data: to describe a model, or to see
+  whether it fits a machine.
   """
   if config.vocab_size > 2 * tokenizer.num_ids:
     raise UserError(
@@ -174,7 +174,7 @@ def mixed(
   """The source and its row at given positions of the training stream.
 
   In every block of 1024 positions, each source has rows in proportion to its
-  weight, in random order; every source has its own epochs.
+  weight, in random order; each source has its own epochs.
 
   Args:
     mixture: weights, with sum 1.
@@ -216,7 +216,7 @@ def mixed(
 
 
 def _checksum(corpora: list[corpus.Corpus]) -> str:
-  """Of the files of all sources, and of the settings that make rows of them."""
+  """Checksum of all sources' files and of the settings that determine rows."""
   names = "".join(one.folder.name for one in corpora)
   return hashlib.sha256(names.encode()).hexdigest()
 
@@ -255,15 +255,15 @@ def score(
   "loss": mean cross-entropy of the predictions that count, in nats per token,
   weighted by the row's tokens; "bits_per_byte": their sum in bits over the
   UTF-8 bytes of their targets, weighted by the row's bytes. Weighted means over
-  rows are therefore means over the corpus. The end token is predicted too, and
-  has no bytes.
+  rows are thus means over the corpus. The end token is predicted too, and has
+  no bytes.
   """
   losses, _ = token_losses.scores(output, batch["targets"])
   num = losses.shape[1]  # All tokens, or only the last ones.
   weights = batch["weights"][:, -num:]
   nats = jnp.sum(losses * weights, axis=1)
   num_tokens = jnp.sum(weights, axis=1)
-  # The ends of documents may be all that a row predicts; their bits count.
+  # A row may predict only ends of documents; their bits count.
   num_bytes = jnp.sum(batch["bytes"][:, -num:], axis=1)
   num_bytes = jnp.maximum(num_bytes, _FEW_BYTES)
   bits = nats / jnp.log(2.0)

@@ -1,9 +1,9 @@
-"""Tokenizers: bytes, and any `tokenizer.json`; and their begin tokens.
+"""Tokenizers (bytes or any `tokenizer.json`) and their begin tokens.
 
 Two ids are added to the tokenizer's: the end token, which also separates a
-document from the previous one, and padding. None are added if documents end
-with one of the tokenizer's tokens, as in published models; that token is then
-also the padding.
+document from the previous one, and padding. If documents end with one of the
+tokenizer's own tokens, as in published models, none are added, and that token
+is also the padding.
 """
 
 import copy
@@ -21,9 +21,9 @@ from loopjax import checks
 from loopjax.data.text.config import Config
 from loopjax.errors import UserError, one_line
 
-NOTHING = "none"  # As a begin token of `Tokenizer.beginning_with`.
+NOTHING = "none"  # A begin token of `Tokenizer.beginning_with`.
 _BATCH = 1 << 20  # Characters at a time; encodings are far larger than text.
-_VERSION = 2  # Of the ids of a text in several parts.
+_VERSION = 2  # Version of the ids of texts in several parts.
 
 
 class Tokenizer:
@@ -50,7 +50,7 @@ class Tokenizer:
     begin_token: str = "",
     add_begin_token: bool = True,
   ):
-    """See `data.text.config.Config` for the last three.
+    """For the last three arguments, see `data.text.config.Config`.
 
     Raises:
       UserError: the file cannot be read or lacks one of the tokens.
@@ -96,7 +96,7 @@ class Tokenizer:
         tokenizer.
 
     Raises:
-      UserError: there is no such token.
+      UserError: the tokenizer has no such token.
     """
     if token is None:
       return self
@@ -161,7 +161,7 @@ class Tokenizer:
         after = self._inner(pair[1])
       if not len(after):
         raise UserError(f"{self.name}: {pair[1]!r} has no token")
-      # A text that spells its beginning out does not get a second one.
+      # A text that already begins with the token does not get a second one.
       if not len(before) and after[0] == self.begin and len(after) > 1:
         after = after[1:]
       found.append((self._begun(before), after))
@@ -202,7 +202,7 @@ class Tokenizer:
     return np.append(np.array(start, np.int64), ids)
 
   def _inner(self, text: str) -> np.ndarray:
-    """Token ids of a text that others precede, without a space before it."""
+    """Token ids of a text that follows others, without a leading space."""
     line, whole = self.encode(["\n", f"\n{text}"])
     if np.array_equal(whole[: len(line)], line):
       return whole[len(line) :]
@@ -223,7 +223,7 @@ class Tokenizer:
     return whole[:start], whole[start + len(text) :]
 
   def piece(self, index: int) -> bytes:
-    """The bytes that an id stands for within a text; none of added ids."""
+    """The bytes that an id stands for within a text; none for added ids."""
     return self._pieces[index] if index < len(self._pieces) else b""
 
   def count_bytes(self, ids: np.ndarray) -> int:
@@ -252,7 +252,7 @@ def of(config: Config) -> Tokenizer:
 
 
 def _batched(encode: Any, texts: Sequence[str]) -> list[Any]:
-  """The library's encodings of texts, to which nothing is added."""
+  """The library's encodings of texts, without added tokens."""
   encoded = []
   start = size = 0
   for stop, text in enumerate(texts, 1):
@@ -287,7 +287,7 @@ def _load(path: str, content: bytes) -> tuple[Any, tuple[bytes, ...]]:
     ) from None
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
-  except Exception as error:  # The library raises nothing narrower.
+  except Exception as error:  # The library raises nothing more specific.
     raise UserError(
       f"task.tokenizer={path}: is not a tokenizer.json ({one_line(error)})"
     ) from None
@@ -314,7 +314,7 @@ def _pieces(tokenizer: Any) -> tuple[bytes, ...]:
 
 
 def _byte_characters() -> dict[str, bytes]:
-  """The characters by which byte-level tokenizers write bytes, as GPT-2."""
+  """The characters that byte-level tokenizers use for bytes, as in GPT-2."""
   shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
   others = sorted(set(range(256)) - set(shown))
   characters = [*map(chr, shown), *(chr(256 + i) for i in range(len(others)))]

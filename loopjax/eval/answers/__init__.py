@@ -1,1 +1,1 @@
-"""Questions that a language model answers in its own words, and the scores."""
+"""Free-form answers of a language model to questions, and their scores."""

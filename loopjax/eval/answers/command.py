@@ -27,7 +27,7 @@ from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved.language_model import LanguageModel
 
-QUESTION = "{question}"  # Where --template has the question.
+QUESTION = "{question}"  # The question in --template.
 
 
 class Options(NamedTuple):
@@ -46,11 +46,11 @@ class Options(NamedTuple):
 
 
 class Sample(NamedTuple):
-  """An answer that is to be generated.
+  """An answer to generate.
 
   Attributes:
     question: the question.
-    number: number of the sample among those of its question, from 0.
+    number: number of the sample for its question, from 0.
   """
 
   question: Question
@@ -62,11 +62,11 @@ class Sample(NamedTuple):
 
 
 def run(options: Options) -> None:
-  """Generates the answers that are missing; writes and prints the scores.
+  """Generates missing answers; writes and prints the scores.
 
   Raises:
     UserError: a flag is out of range or has no effect, a file cannot be read,
-      or it has answers of other settings.
+      or it has answers generated with other settings.
   """
   ks = _check(options)
   questions = questions_lib.read(options.questions, options.limit)
@@ -123,7 +123,7 @@ def _generate(
   options: Options,
   costs: Costs,
 ) -> Iterator[tuple[file.Key, dict[str, Any]]]:
-  """Yields answers as they end: their key, text and costs, and adds these."""
+  """Yields finished answers (key, text and costs) and stores them."""
   unfinished: dict[int, tuple[file.Key, TextStream]] = {}
   for key, request in requests.items():
     stream = TextStream(model.tokenizer, options.text.stop, request.prompt)
@@ -132,7 +132,7 @@ def _generate(
     while not engine.idle:
       for token in engine.step():
         if token.request_id not in unfinished:
-          continue  # Its text has met a stop string.
+          continue  # A stop string ended its text.
         key, text = unfinished[token.request_id]
         text.read([token])
         if not text.finish:
@@ -159,7 +159,7 @@ def _requests(
   engine: Engine,
   options: Options,
 ) -> dict[file.Key, GenerationRequest]:
-  """What is to be generated, by key; raises UserError if one does not fit."""
+  """The requests to generate, by key; raises UserError if one does not fit."""
   prompt_of, flags = _prompts(options, model), options.text
   given = flags.max_new_tokens
   prompts = {
@@ -169,7 +169,7 @@ def _requests(
   for number, prompt in prompts.items():
     room = engine.limits.room(len(prompt))
     if most is None or room is None:
-      continue  # There is room for any text.
+      continue  # Any text fits.
     if len(prompt) > most or room < least:
       raise UserError(
         f"question {number}: after its prompt of {len(prompt)} tokens, there is"
@@ -194,7 +194,7 @@ def _requests(
 
 
 def _seed(seed: int, question: int, sample: int) -> int:
-  """A seed for each sample: equal ones would draw equal random numbers."""
+  """A seed for each sample: equal seeds would draw equal random numbers."""
   words = np.random.SeedSequence((seed, question, sample))
   return int(words.generate_state(1)[0])
 
@@ -221,7 +221,7 @@ def _prompts(
 def _facts(
   options: Options, model: LanguageModel, engine: Engine
 ) -> dict[str, Any]:
-  """What an answer depends on besides its key; with --out, the run, too."""
+  """What an answer depends on besides its key; with --out, also the run."""
   flags = options.text
   return {
     "file": options.questions.name,
@@ -275,7 +275,7 @@ def _path(options: Options) -> pathlib.Path:
 
 
 def _check(options: Options) -> tuple[int, ...]:
-  """The values of --k; raises UserError for flags that cannot be meant."""
+  """The values of --k; raises UserError for contradictory flags."""
   source.check(options.model, chat=options.chat)
   text_flags.check(options.text, options.model)
   for name, value, least in (

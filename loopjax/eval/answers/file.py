@@ -1,7 +1,7 @@
 """The file of answers: settings in its first line, then one answer per line.
 
-Every answer is written as soon as it ends. A killed process loses only the
-answers in progress; the same command resumes with the missing ones.
+Every answer is written as soon as it is finished. A killed process loses only
+the answers in progress; the same command resumes with the missing ones.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ class Answers(NamedTuple):
 
   Attributes:
     by_key: each with at least "question" and "sample", its key.
-    stream: the file, which stays empty until the first answer, so the settings
-      of a failed command are not stored.
-    head: its first line, or "" if the file has it.
+    stream: the file, which stays empty until the first answer: a failed command
+      stores no settings.
+    head: the first line still to be written; "" if the file has it.
   """
 
   by_key: dict[Key, dict[str, Any]]
@@ -50,13 +50,13 @@ def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
 
   Raises:
     UserError: the file cannot be read or written, or its answers depend on
-      something else.
+      other settings.
   """
   head = _line({"facts": facts})
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = path.read_text(encoding="utf-8") if path.exists() else ""
-    # A process that was killed may have left a part of a line.
+    # A killed process may have written an incomplete line.
     whole = content[: content.rfind("\n") + 1]
     by_key = _read(path, whole, json.loads(head)) if whole else {}
     with path.open("r+" if content else "w", encoding="utf-8") as stream:
@@ -71,7 +71,7 @@ def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
 def _read(
   path: pathlib.Path, content: str, head: dict[str, Any]
 ) -> dict[Key, dict[str, Any]]:
-  """Answers by key; raises UserError if they are of other settings."""
+  """Answers by key; raises UserError if their settings differ."""
   by_key = {}
   for number, line in enumerate(content.splitlines(), 1):
     try:

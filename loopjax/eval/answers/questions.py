@@ -1,4 +1,4 @@
-"""Questions with a known answer, and checks of generated answers."""
+"""Questions with known answers, and checks of generated answers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from loopjax.data.text import files as files_lib
 from loopjax.errors import UserError
 
-# Names that published files give the question.
+# Field names of the question in published files.
 _QUESTION = ("question", "problem", "prompt")
 # A minus after a digit or a bracket is an operator.
 _NUMBER = re.compile(r"(?:(?<![\d)])-)?\$?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
@@ -24,7 +24,7 @@ class Question(NamedTuple):
   Attributes:
     number: its place in the file, from 0.
     text: the question.
-    answer: the right answer; the part after "####", if present (GSM8K).
+    answer: the correct answer; the part after "####", if present (GSM8K).
   """
 
   number: int
@@ -64,13 +64,13 @@ def read(path: Path, limit: int = 0) -> list[Question]:
 
 
 def make_check(name: str, questions: Sequence[Question]) -> Check:
-  """A function from (generated text, right answer) to whether they agree.
+  """A function (generated text, correct answer) -> whether they agree.
 
   Args:
     name: one of CHECKS. "number" compares the last number of the text, "math"
       the last mathematical expression, preferably one in \\boxed{}, by Hugging
       Face's Math-Verify.
-    questions: questions to check answers of.
+    questions: the questions whose answers will be checked.
 
   Raises:
     UserError: the check cannot be used for an answer, or needs a package.
@@ -97,7 +97,7 @@ def _value(number: str) -> Fraction:
 
 
 def _math_check() -> Check:
-  """The check of LightEval, whose extraction and comparison are Math-Verify."""
+  """LightEval's check, which extracts and compares with Math-Verify."""
   try:
     import math_verify
   except ImportError:

@@ -1,4 +1,4 @@
-"""Scores of the answers: pass@k, lengths, and the table of them."""
+"""Scores of the answers (pass@k, lengths) and their table."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from loopjax.eval import bits_per_byte
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-  """The probability that at least one of k samples is right.
+  """The probability that at least one of k samples is correct.
 
-  The unbiased estimate from n samples, of which c are right: 1 - C(n - c, k) /
-  C(n, k) (arXiv 2107.03374, equation 1).
+  The unbiased estimate from n samples, of which c are correct: 1 - C(n - c, k)
+  / C(n, k) (arXiv 2107.03374, equation 1).
 
   Args:
     num_samples: n.
@@ -30,7 +30,7 @@ def of_questions(right: np.ndarray, k: int) -> np.ndarray:
   """pass@k of each question, f64 [Q].
 
   Args:
-    right: whether each sample is right, bool [Q, n].
+    right: whether each sample is correct, bool [Q, n].
     k: in [1, n].
   """
   num = right.shape[1]
@@ -43,14 +43,14 @@ def error_of_samples(right: np.ndarray, k: int) -> float | None:
   By the jackknife over samples: the variance of a question's estimate is (n -
   1) / n times the sum of squared deviations of the n estimates without one of
   the samples, which for k = 1 is c/n (1 - c/n) / (n - 1). The error over
-  questions, for other questions of the same kind, is larger.
+  questions, which covers other questions of the same kind, is larger.
 
   Args:
-    right: whether each sample is right, bool [Q, n].
+    right: whether each sample is correct, bool [Q, n].
     k: in [1, n].
 
   Returns:
-    The standard error; None for k = n, where no sample can be omitted.
+    The standard error; None for k = n, for which no sample can be omitted.
   """
   num_questions, num = right.shape
   if k == num:
@@ -72,8 +72,8 @@ def metrics_of(
   """Means over questions, their standard errors, and the number of questions.
 
   "NAME/standard_error" is over questions, "NAME/standard_error_of_samples" over
-  other samples of the same questions. "ended" is the share of answers that were
-  not cut at their maximum length; "loops" is a mean over tokens.
+  other samples of the same questions. "ended" is the fraction of answers not
+  truncated at the maximum length; "loops" is a mean over tokens.
   """
 
   def column(name: str) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Offline tasks for lm-evaluation-harness: the functions of their YAML files.
 
 Documents are read from the OLMES request files in the folder given by
-`--metadata=folder=DIR`, so that prompts are identical to those of
-`loopjax.eval`; `text` and `gsm8k_local` read JSON lines from that folder.
+`--metadata=folder=DIR`, with the same prompts as in `loopjax.eval`; `text` and
+`gsm8k_local` read JSON lines from that folder.
 """
 
 import math
@@ -15,7 +15,7 @@ from loopjax.eval import requests
 
 
 def _documents(documents: list[dict[str, Any]]) -> dict[str, Any]:
-  import datasets  # Comes with lm-evaluation-harness.
+  import datasets  # Dependency of lm-evaluation-harness.
 
   return {"test": datasets.Dataset.from_list(documents)}
 
@@ -33,7 +33,7 @@ def request_file(file: str, folder: str = "", **_: Any) -> dict[str, Any]:
   """Questions of a request file, with "context", "continuations", "gold".
 
   Raises:
-    UserError: it is not there, or choices differ in their prompts.
+    UserError: the file is missing, or choices differ in their prompts.
   """
   path = _path(file, folder)
   items = requests.read(path).items

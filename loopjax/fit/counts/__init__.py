@@ -1,1 +1,1 @@
-"""What is counted in the text of a compiled program, which `hlo` parses."""
+"""Counts from the text of a compiled program, which `hlo` parses."""

@@ -1,4 +1,4 @@
-"""Parses the text of a compiled program (optimised HLO), as far as needed.
+"""Parses the text of a compiled program (optimised HLO) as far as needed.
 
 The text holds computations, each a list of instructions
 
@@ -23,11 +23,11 @@ _CALLED = re.compile(
 
 
 class Array(NamedTuple):
-  """One array of a shape.
+  """An array within a shape.
 
   Attributes:
     dtype: as HLO writes it: f32, bf16, s32, pred, ...
-    dims: dims of the array on one device.
+    dims: dimensions of the array on one device.
     layout: text in braces: order of the dimensions, tiles, memory space.
   """
 
@@ -60,20 +60,20 @@ class Array(NamedTuple):
 
   @property
   def in_main_memory(self) -> bool:
-    """Whether it is in the chip's main memory: no S(n) names another."""
+    """Whether it is in the chip's main memory, without an S(n) for another."""
     return not re.search(r"S\([1-9]", self.layout)
 
 
 class Instruction(NamedTuple):
-  """One line.
+  """An instruction, one line of the text.
 
   Attributes:
     name: unique in its computation.
     shape: text of the result's shape.
     opcode: the operation.
     arguments: text between the parentheses.
-    operands: names of the instructions that it reads.
-    called: (role, name) of the computations that it calls.
+    operands: names of the instructions whose results it uses.
+    called: (role, name) of the called computations.
     attributes: text after the parentheses.
   """
 
@@ -92,7 +92,7 @@ class Instruction(NamedTuple):
 
   @property
   def op_name(self) -> str:
-    """Name of the JAX operation that it comes from, or ""."""
+    """Name of the original JAX operation, or ""."""
     match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
     return match[1].replace("\\'", "'") if match else ""
 
@@ -105,7 +105,7 @@ class Instruction(NamedTuple):
 
 
 class Computation(NamedTuple):
-  """Instructions by name, and the one whose result is the computation's."""
+  """A computation: instructions by name, and the root instruction."""
 
   instructions: dict[str, Instruction]
   root: Instruction
@@ -116,7 +116,7 @@ class Module(NamedTuple):
 
   Attributes:
     computations: by name, called ones before their callers.
-    entry: name of the computation that is run.
+    entry: name of the entry computation.
     sources: lines of Python by stack frame, innermost first, as (file, line).
   """
 
@@ -150,16 +150,16 @@ def parse(text: str) -> Module:
 def arrays(shape: str) -> Iterator[Array]:
   """The arrays in the text of a shape."""
   for dtype, dims, layout in _ARRAY.findall(shape):
-    sizes = re.findall(r"\d+", dims)  # A bound <=8 counts as 8.
+    sizes = re.findall(r"\d+", dims)  # <=8 counts as 8.
     yield Array(dtype, tuple(map(int, sizes)), layout)
 
 
 def trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
-  """Number of iterations of a while loop; None if the text does not tell.
+  """Number of iterations of a while loop; None if unknown.
 
-  XLA annotates it for CPUs and GPUs. For TPUs it does not, and the loop is
-  recognised by its form: a counter from a constant, in steps of a constant, to
-  below a constant, as `jax.lax.scan` produces.
+  XLA annotates it for CPUs and GPUs. For TPUs, it is derived from the loops of
+  `jax.lax.scan`: a counter from a constant, in steps of a constant, to below a
+  constant.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
   if known:
@@ -196,7 +196,7 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
 def _original(
   instructions: Mapping[str, Instruction], name: str
 ) -> Instruction:
-  """The instruction itself, or the one that it copies."""
+  """The instruction itself, or the source that it copies."""
   instruction = instructions[name]
   while instruction.opcode == "copy":
     instruction = instructions[instruction.operands[0]]
@@ -264,7 +264,7 @@ def _sources(text: str) -> dict[int, tuple[tuple[str, int], ...]]:
     if (fields := _fields(line))
   }
   frames = {row: _fields(line) for row, line in _table(text, "StackFrames")}
-  # The first frame has no parent, so its entry is the number for none.
+  # The first frame has no parent: its entry is the number for "none".
   none = frames[1]["parent_frame_id"] if frames else 0
   stacks: dict[int, tuple[tuple[str, int], ...]] = {0: ()}
   for row, fields in sorted(frames.items()):
@@ -286,9 +286,9 @@ def _fields(text: str) -> dict[str, int]:
 def executions(module: Module) -> tuple[Counter[str], tuple[str, ...]]:
   """Executions of every computation in one call; loops of unknown length.
 
-  Those of fusions and reductions count too, as often as what calls them. Every
-  branch of a condition counts as taken, and the contents of a loop of unknown
-  length once; the condition of a loop of known length is not evaluated.
+  Computations of fusions and reductions count as often as their callers. All
+  branches of a condition count as taken; the body of a loop of unknown length
+  counts once; the condition of a loop of known length does not count.
   """
   times: Counter[str] = Counter({module.entry: 1})
   unknown = []
@@ -298,7 +298,7 @@ def executions(module: Module) -> tuple[Counter[str], tuple[str, ...]]:
         "async-update",
         "async-done",
       ):
-        continue  # Asynchronous computations count at their start.
+        continue  # Counted at the start operation.
       trips, known = 1, None
       if instruction.opcode == "while":
         known = trip_count(module, name, instruction)
@@ -312,13 +312,13 @@ def executions(module: Module) -> tuple[Counter[str], tuple[str, ...]]:
 
 
 def executed(module: Module, *, asynchronous: bool = True) -> list[str]:
-  """Computations of which every instruction runs by itself, the entry first.
+  """Computations whose instructions run as separate kernels, the entry first.
 
-  Others are what a fusion or a reduction applies.
+  Other computations are applied by a fusion or a reduction.
 
   Args:
     module: the program.
-    asynchronous: whether asynchronous ones are among them.
+    asynchronous: whether to include asynchronous ones.
   """
   callers = ["call", "conditional", "while"] + ["async-start"] * asynchronous
   names = [module.entry]

@@ -1,8 +1,8 @@
 """Floating-point operations of the matrix products of a program.
 
 Products appear as `dot`; as `convolution` on TPUs; and as custom calls of
-cuBLAS, cuDNN's attention and Pallas. Other operations do not count: they take
-as long as it takes to move their arrays.
+cuBLAS, cuDNN's attention and Pallas. Other operations do not count: moving
+their arrays dominates their time.
 """
 
 import functools
@@ -15,11 +15,11 @@ import numpy as np
 
 from loopjax.fit.counts import hlo
 
-# By the widest operand: up to 16 bits; float32, which accelerators round; and
-# what they do not round.
+# By the widest operand: up to 16 bits; float32 rounded by accelerators; float32
+# not rounded.
 DTYPES = ("bf16", "tf32", "f32")
 _BITS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
-_ATTENTION = 2  # Products of attention; its backward pass has five.
+_ATTENTION = 2  # In attention's forward pass; five in the backward pass.
 _ATTENTION_BACKWARD = 5
 
 Instructions = Mapping[str, hlo.Instruction]
@@ -40,11 +40,11 @@ class Product(NamedTuple):
 def product(
   instruction: hlo.Instruction, instructions: Instructions
 ) -> Product | None:
-  """The product that an instruction computes; None if it is another.
+  """The product that an instruction computes; None for other instructions.
 
   Args:
     instruction: any instruction.
-    instructions: those of its computation, by name.
+    instructions: instructions of its computation, by name.
   """
   if instruction.opcode == "dot":
     flops = _dot(
@@ -100,7 +100,7 @@ def _dot(
 def _attention(
   instruction: hlo.Instruction, instructions: Instructions, backward: bool
 ) -> int:
-  """cuDNN's, of pairs [B, N, T, S] of queries and keys of width H."""
+  """cuDNN's attention, of pairs [B, N, T, S] of queries and keys of width H."""
   shape = re.search(
     r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([\d", ]+)\]',
     instruction.attributes,
@@ -117,7 +117,7 @@ def _attention(
 def _convolution(
   instruction: hlo.Instruction, instructions: Instructions
 ) -> int:
-  """TPUs write products so, also batched ones: with windows of one element."""
+  """Convolutions, as which TPUs write products; windows have one element."""
   labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
   assert labels, instruction.name
   left, right = (
@@ -145,7 +145,7 @@ def _convolution(
 def _window(
   instruction: hlo.Instruction, key: str, axis: int, default: int
 ) -> int:
-  """An entry of window={...}; of a pad, what is before the first element."""
+  """An entry of window={...}; for a pad, the low padding."""
   window = re.search(r"window=\{([^}]*)\}", instruction.attributes)
   entry = re.search(rf"\b{key}=([-\d_x]+)", window[1]) if window else None
   return int(entry[1].split("x")[axis].split("_")[0]) if entry else default
@@ -161,8 +161,8 @@ def _window_pairs(
   spread: int,
   reach: int,
 ) -> int:
-  """Pairs of a result and an element of the window that meet an operand's."""
-  # Where a result finds an element of the window.
+  """Pairs of result and window elements that meet an operand's element."""
+  # Operand index of a result element and a window element.
   places = np.arange(results) * stride - low
   places = places[:, None] + np.arange(window) * reach
   inside = (places >= 0) & (places <= (size - 1) * spread)

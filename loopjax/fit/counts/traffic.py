@@ -1,8 +1,8 @@
 """Bytes that a program moves between chips, and from and to main memory.
 
-Of the latter, each operand is read once and each result written once. Of an
-operand that is only sliced, the slices are read; of a result that updates an
-operand in place, the update is written.
+For main memory, each operand is read once and each result written once. If an
+operand is only sliced, only the slices count; if a result updates an operand in
+place, only the update counts.
 """
 
 import re
@@ -27,7 +27,7 @@ class Traffic(NamedTuple):
 
   Attributes:
     executions: by kind.
-    num_bytes: by kind, of the results on one chip, without padding.
+    num_bytes: by kind; results on one chip, without padding.
     unknown: names of loops whose length the text does not state; their contents
       count once.
   """
@@ -40,9 +40,10 @@ class Traffic(NamedTuple):
 def collectives(module: hlo.Module) -> Traffic:
   """Counts collectives, multiplied by the iterations of enclosing loops.
 
-  An asynchronous one counts at its "done", since the result of its "start"
-  contains the operands too. Libtpu spreads one over a chain of fusions, and
-  writes a reduce-scatter as a fusion that begins with an all-reduce.
+  An asynchronous collective counts at its "done", because the result of its
+  "start" also contains the operands. Libtpu spreads a collective over a chain
+  of fusions, and writes a reduce-scatter as a fusion that begins with an
+  all-reduce.
   """
   times, unknown = hlo.executions(module)
   found: dict[str, tuple[int, str, int]] = {}
@@ -69,7 +70,7 @@ def collectives(module: hlo.Module) -> Traffic:
 _IN_PLACE = ("dynamic-update-slice", "scatter")
 _LIBRARIES = ("__cublas", "__cudnn")
 _SLICES = ("dynamic-slice", "gather", "slice")
-# What passes all elements on, in a fusion.
+# Opcodes that pass on all elements, in a fusion.
 _SAME = ("bitcast", "convert", "copy", "reshape", "transpose")
 # Instructions that move nothing; also every "-done", and "async-start", whose
 # computation counts.
@@ -89,12 +90,12 @@ _FREE = (
   "tuple",
   "while",
 )
-# Custom calls that are no kernels.
+# Custom calls that are not kernels.
 _NO_KERNEL = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
 
 def launches(instruction: hlo.Instruction) -> bool:
-  """Whether an instruction of an executed computation starts work."""
+  """Whether an instruction of an executed computation does work."""
   opcode = instruction.opcode
   if opcode in _FREE or opcode.endswith(("-done", "-update")):
     return False
@@ -184,7 +185,7 @@ def _root_bytes(root: hlo.Instruction, fused: hlo.Computation) -> int:
 
 
 def _written(instruction: hlo.Instruction) -> int:
-  """Size of a result, without a library's space to work in."""
+  """Size of a result, without a library's workspace."""
   return sum(
     array.padded_bytes
     for array in instruction.arrays

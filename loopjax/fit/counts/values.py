@@ -1,8 +1,8 @@
-"""The largest values of a program, and the line of Python they come from.
+"""The largest values of a program, and the Python lines they come from.
 
 The compiler's buffer assignment is not available without the chip. A value here
-is the result of an instruction; two of them may share memory at different
-times, so their sum is not the program's memory.
+is the result of an instruction; values may share memory at different times:
+their sum is not the program's memory.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from loopjax.fit.counts import hlo
 
 _PACKAGE = pathlib.Path(__file__).parents[2]  # loopjax
-# Results that alias another value, or take no memory.
+# Instructions whose results alias another value or take no memory.
 _NO_VALUE = (
   "bitcast",
   "call",
@@ -25,7 +25,7 @@ _NO_VALUE = (
   "tuple",
   "while",
 )
-# Operations that only move a value; their names say nothing about it.
+# Operations that only move a value; their names are uninformative.
 _MOVES = ("broadcast_in_dim", "closed_call", "dynamic_update_slice", "while")
 _FORWARDS = (
   "bitcast",
@@ -39,14 +39,14 @@ _FORWARDS = (
 
 
 class Value(NamedTuple):
-  """Values of one kind.
+  """Values of one dtype, shape and origin.
 
   Attributes:
     number: number of values.
     num_bytes: size of one value on one chip, with padding.
     array: dtype and dimensions on one chip.
     origin: name of the argument, or file:line and operation.
-    stacked: whether a loop writes one row of it in every step.
+    stacked: whether a loop writes one row per step.
   """
 
   number: int
@@ -81,7 +81,7 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
         text = _origin(module, path)
         row = (array.padded_bytes, str(array), text, path.stacked)
         (fills if path.filled else found)[row] += 1
-  # A stack is initialised to zeros; it counts where its rows are written.
+  # Stacks are initialised to zeros, and count where rows are written.
   stacks = {array for _, array, _, stacked in found if stacked}
   found.update({row: n for row, n in fills.items() if row[1] not in stacks})
   values = [Value(number, *row) for row, number in found.items()]
@@ -151,9 +151,9 @@ def _origin(module: hlo.Module, way: _Path) -> str:
 
 
 def place(module: hlo.Module, instruction: hlo.Instruction) -> str:
-  """File, line and operation of an instruction; "" if they are not known.
+  """File, line and operation of an instruction; "" if unknown.
 
-  The line is the innermost one of loopjax, or else the innermost one.
+  The line is the innermost one in loopjax, or else the innermost one.
   """
   frame = re.search(r"\bstack_frame_id=(\d+)", instruction.attributes)
   sources = module.sources.get(int(frame[1]), ()) if frame else ()

@@ -1,4 +1,4 @@
-"""Gated delta rule: fast weights that decay, are corrected, and are read."""
+"""Gated delta rule: fast weights with decay and error correction."""
 
 from loopjax.kernels.gated_delta.api import LONGEST_BY_TOKEN, gated_delta
 

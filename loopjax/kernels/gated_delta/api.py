@@ -11,9 +11,9 @@ from loopjax.kernels.gated_delta import chunked, chunks, reference
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("reference", "chunked", "pallas_tpu", "pallas_gpu")
-# With 8 heads of width 64 on a CPU core, the forward pass of 1 and 2 tokens
-# took less than half the time token by token; forward and backward pass of 2
-# and more tokens took longer (bench_gated_delta.py --part=short).
+# With 8 heads of width 64 on a CPU core, token by token takes less than half
+# the time of chunks for a forward pass of 1 or 2 tokens, and longer for a
+# forward and backward pass of 2 or more (bench_gated_delta.py --part=short).
 LONGEST_BY_TOKEN = 2
 
 
@@ -36,28 +36,27 @@ def gated_delta(
 
     S <- a S,   S <- S + k (write (v - S^T k))^T,   output = S^T q / sqrt(d_k):
 
-  the error is that of the decayed state, and a token reads what it wrote.
-  Arithmetic is in float32 (float64 for float64 inputs); accelerators do not
-  round the inputs of its products.
+  The error is computed with the decayed state; a token's output includes its
+  own write. Arithmetic is in float32 (float64 for float64 inputs); accelerators
+  do not round the inputs of products.
 
   Args:
     query, key: [B, T, H_k, d_k].
-    value: [B, T, H_v, d_v]; H_v is a multiple of H_k, and each query and key
-      serves H_v / H_k consecutive heads.
-    log_decay: [B, T, H_v], <= 0; 0 keeps everything, -inf nothing.
-    write: [B, T, H_v], from 0 to 1, or 2 for negative eigenvalues.
+    value: [B, T, H_v, d_v]; H_v is a multiple of H_k, and H_v / H_k consecutive
+      heads share a query and key.
+    log_decay: [B, T, H_v], <= 0; 0 keeps the state, -inf clears it.
+    write: [B, T, H_v], from 0 to 1, or to 2 for negative eigenvalues.
     state: S before the first token [B, H_v, d_k, d_v]; zeros if None.
-    chunk_size: maximum number of tokens solved together; a multiple of 16; a
-      default for the backend if None.
-    mask: bool [B, T]; a False token leaves the state bit-identical, and has
-      zero output and zero gradients, whatever its inputs are. None for all
-      True.
+    chunk_size: maximum number of tokens solved together; a multiple of 16; the
+      backend's default if None.
+    mask: bool [B, T]; a False token leaves the state bit-identical, and its
+      output and gradients are zero for any input. None for all True.
     implementation: "reference" computes token by token and supports all
-      derivatives, "chunked" computes by chunks and supports reverse mode only;
-      the faster of these if None. "pallas_tpu" and "pallas_gpu" (Hopper;
-      bfloat16, d_k up to 128) are "chunked" with a kernel that keeps the state
-      on the chip from chunk to chunk; for bfloat16 inputs its products have
-      operands in bfloat16, and the state stays in float32. Not measured yet.
+      derivatives; "chunked" supports reverse mode only; None chooses the faster
+      of the two. "pallas_tpu" and "pallas_gpu" (Hopper; bfloat16, d_k up to
+      128) are "chunked" with a kernel that keeps the state on chip between
+      chunks; with bfloat16 inputs, its products have bfloat16 operands and the
+      state stays in float32. Not measured yet.
 
   Returns:
     The outputs [B, T, H_v, d_v], and S after the last token.
@@ -74,7 +73,7 @@ def gated_delta(
     shape = (batch, num_heads, query.shape[-1], value_width)
     state = jnp.zeros(shape, wide)
   state = state.astype(wide)
-  if mask is not None:  # A token of zeros reads, writes and forgets nothing.
+  if mask is not None:  # All zeros: no read, write or decay.
     query, key, value = (
       jnp.where(mask[..., None, None], x, 0) for x in (query, key, value)
     )
@@ -95,7 +94,7 @@ def gated_delta(
     raise ValueError(
       f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
     )
-  # Imported where it is needed: Pallas takes half a second.
+  # Imported lazily: importing Pallas takes half a second.
   backend: Any = importlib.import_module(
     f"loopjax.kernels.gated_delta.{implementation}"
   )

@@ -7,14 +7,14 @@ j and 0 else, b the write gates, K the unit keys, Q the unit queries over
 sqrt(d_k), S the incoming state, and * the element-wise product:
 
   M = strictly lower part of diag(b) K K^T * D,  A = (I + M)^-1
-  R = diag(b) (V - diag(exp c) K S)                 errors of the state alone
-  N = A R                                           what the tokens write
-  O = diag(exp c) Q S + (Q K^T * D) N               what they read
+  R = diag(b) (V - diag(exp c) K S)                 errors before any write
+  N = A R                                           the tokens' writes
+  O = diag(exp c) Q S + (Q K^T * D) N               their outputs
   S <- exp(c_C) S + (diag(exp(c_C - c)) K)^T N
 
-No exponent is positive, so nothing overflows; A is computed by substitution,
-since powers of M grow as 2^C where keys are similar. Three products depend on
-the previous chunk; the rest is computed for several chunks at once.
+No exponent is positive: nothing overflows. A is computed by substitution, since
+powers of M grow as 2^C where keys are similar. Three products depend on the
+previous chunk; the rest is computed for several chunks at once.
 
 The backward pass keeps the inputs, A, and S before each group of chunks. With
 dR = A^T dN,
@@ -36,10 +36,10 @@ from loopjax.kernels.gated_delta import chunks, recurrence
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
 
-# For accelerators, not measured: C, and the number of chunks times heads and
-# examples that are computed at once to keep them busy. On CPUs, chunks of 32
-# computed one at a time stay in cache: all at once took 2.5 times as long,
-# chunks of 64 1.2 times (T = 2048, 8 heads of width 64, value and gradient;
+# For accelerators, not measured: C, and how many chunks x heads x examples are
+# computed at once to keep the device busy. On CPUs, chunks of 32 computed one
+# at a time stay in cache: all chunks at once took 2.5 times as long, chunks of
+# 64 took 1.2 times as long (T = 2048, 8 heads of width 64, value and gradient;
 # bench_gated_delta.py --part=groups).
 CHUNK_SIZE = 64
 _BUSY = 256
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
   Attributes:
     size: C, tokens per chunk. group: chunks per group.
     recur: as `recurrence.scan`.
-    rounded: whether products, but for the inverse, get bfloat16 operands.
+    rounded: whether products, except the inverse, have bfloat16 operands.
   """
 
   size: int
@@ -81,8 +81,8 @@ def gated_delta(
     chunk_size: the maximum of C.
     chunks_at_once: maximum chunks per group; a default for the backend if None.
     recur: as `recurrence.scan`.
-    whole_chunks: C is the maximum, whatever T is.
-    rounded: whether products get bfloat16 operands where the inputs are.
+    whole_chunks: C is always the maximum.
+    rounded: whether products of bfloat16 inputs have bfloat16 operands.
   """
   num_tokens = query.shape[1]
   size = chunk_size if whole_chunks else even_size(num_tokens, chunk_size)
@@ -138,7 +138,7 @@ def _forward(inputs, state, plan):
 def _backward(plan, residuals, cotangents):
   inputs, states, inverses = residuals
   d_output, d_after = cotangents
-  if plan.rounded:  # It is only multiplied.
+  if plan.rounded:  # Only an operand of products.
     d_output = d_output.astype(jnp.bfloat16)
   starts, take = _groups(inputs[0].shape[1], plan)
 
@@ -267,7 +267,7 @@ def _group_backward(
       key=write * d_row + d_column + d_end,
       value=write * d_errors,
       write=d_write,
-      coarse=jnp.zeros_like(x.coarse),  # A constant.
+      coarse=jnp.zeros_like(x.coarse),  # Constant.
       fine=d_sum.at[..., -1].add(d_last),
     )
   )

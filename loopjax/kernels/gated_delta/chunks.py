@@ -25,8 +25,8 @@ class Chunks(NamedTuple):
     value: [n, B, H, C, d_v].
     write: [n, B, H, C].
     coarse, fine: [n, B, H, C]; their sum is c. Differences of `coarse` are
-      exact, and `fine` is small: c_i - c_j is accurate to rounding, however
-      much was forgotten before token j.
+      exact, and `fine` is small: c_i - c_j is accurate to rounding even if the
+      decay before token j was large.
   """
 
   query: Array
@@ -69,7 +69,7 @@ def prepare(inputs: Inputs, size: int) -> Chunks:
 
 
 def _running_sum(x: Array) -> Array:
-  """Cumulative sum along the last axis; as a product, it is not fused."""
+  """Cumulative sum along the last axis; a product, which XLA does not fuse."""
   lower = jnp.tril(jnp.ones(2 * x.shape[-1:], x.dtype))
   return product("...j,ij->...i", x, lower)
 
@@ -103,7 +103,7 @@ def through(x: Chunks) -> Array:
 
 
 def pair_decays(x: Chunks) -> Array:
-  """D [n, B, H, C, C]; masked before exp, which would overflow above it."""
+  """D [n, B, H, C, C]; masked before exp, to avoid overflow."""
   coarse, fine = (c[..., :, None] - c[..., None, :] for c in (x.coarse, x.fine))
   is_lower = jnp.tril(jnp.ones(coarse.shape, bool))
   return jnp.exp(jnp.where(is_lower, coarse + fine, -jnp.inf))
@@ -112,9 +112,9 @@ def pair_decays(x: Chunks) -> Array:
 def inverse_of(matrix: Array) -> Array:
   """(I + M)^-1 for the part M of [..., C, C] below the diagonal.
 
-  C is a multiple of BLOCK; entries on and above the diagonal are not read.
-  The inverses X, Z of two diagonal blocks, with M' below the first and left of
-  the second, form the inverse of both, with -Z M' X in place of M'.
+  C is a multiple of BLOCK; entries on and above the diagonal are not read. The
+  inverses X, Z of two diagonal blocks, with M' below X and left of Z, combine
+  into the inverse of both: -Z M' X replaces M'.
   """
   size = matrix.shape[-1]
   starts = range(0, size, BLOCK)
@@ -142,9 +142,9 @@ def inverse_of(matrix: Array) -> Array:
 def _inverse_blocks(matrix: Array) -> Array:
   """The same for M [..., BLOCK, BLOCK], all pairs of one width at once.
 
-  Uses operations instead of constant arrays, which would be closed over:
-  `jax.lax.custom_root` differentiates with respect to these, which a custom VJP
-  does not allow.
+  Uses operations instead of constant arrays: `jax.lax.custom_root`
+  differentiates with respect to captured constants, which a custom VJP does not
+  allow.
   """
   square = (BLOCK, BLOCK)
   row, column = (jax.lax.broadcasted_iota(jnp.int32, square, i) for i in (0, 1))

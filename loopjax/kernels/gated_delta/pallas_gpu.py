@@ -1,11 +1,11 @@
 """`gated_delta` for Hopper GPUs, by Mosaic GPU, in bfloat16.
 
-What chunks do not need of each other XLA computes for many at once, as in
-`chunked`. One kernel goes from chunk to chunk. A block has one warpgroup and
-some columns of a head's state, which do not need each other: they lie in shared
-memory, in float32 and rounded for the tensor cores, while the next chunk's
-operands come. With d_k = 128 a block takes 192 KiB of it, and 168 KiB in the
-backward pass, where operands do not come ahead.
+XLA computes everything that does not depend on other chunks, for many chunks at
+once, as in `chunked`. One kernel iterates over the chunks. A block has one
+warpgroup and some columns of a head's state, which are independent of the
+others. It keeps them in shared memory, in float32 and rounded for the tensor
+cores, and prefetches the next chunk's operands. With d_k = 128 a block uses 192
+KiB, and 168 KiB in the backward pass, which does not prefetch.
 """
 
 import functools
@@ -21,9 +21,9 @@ from loopjax.kernels.gated_delta.recurrence import Steps
 from loopjax.types import Array
 
 _SIZE = 64  # Tokens of a chunk, and columns of a block.
-_MOST_KEYS = 128  # d_k of which the state fits into shared memory.
-# Tokens that are one chunk, without a kernel: there is nothing to go through,
-# and XLA needs no zeros in keys and tokens. By the roofline, not measured.
+_MOST_KEYS = 128  # Largest d_k whose state fits in shared memory.
+# Up to this many tokens are one chunk, computed without a kernel: there is no
+# recurrence, and XLA needs no padding. From the roofline, not measured.
 _ONE_CHUNK = 128
 _PARAMS = plgpu.CompilerParams(
   lowering_semantics=plgpu.LoweringSemantics.Warpgroup
@@ -33,7 +33,7 @@ _PARAMS = plgpu.CompilerParams(
 def gated_delta(
   query, key, value, log_decay, write, state
 ) -> tuple[Array, Array]:
-  """As in `api.gated_delta`; see `_check` for what shapes it takes."""
+  """As in `api.gated_delta`; `_check` lists the supported shapes."""
   inputs = (query, key, value, log_decay, write)
   _check(query, value)
   if query.shape[1] <= _ONE_CHUNK:
@@ -62,9 +62,9 @@ def _check(query: Array, value: Array) -> None:
 def _recur(
   steps: Steps, state: Array, *, adjoint: bool
 ) -> tuple[Array, Array, Array]:
-  """As `recurrence.scan`; zeros fill the widths up to whole tiles.
+  """As `recurrence.scan`.
 
-  They add nothing to a product, and what they add to a result is cut off.
+  Widths are zero-padded to whole tiles, results cropped.
   """
   key_width, value_width = state.shape[-2:]
 
@@ -93,11 +93,11 @@ def _recur(
 def _kernel(
   steps: Steps, state: Array, *, adjoint: bool
 ) -> tuple[Array, Array, Array]:
-  """As `recurrence.scan`, of widths in whole tiles."""
+  """As `recurrence.scan`, for widths that are whole tiles."""
   num_chunks, batch, heads, size, value_width = steps.base.shape
   key_width, num_rows = steps.left.shape[-1], batch * heads
   has_extra = steps.extra is not None
-  # The interpreter of JAX 0.10 transposes no operand.
+  # JAX 0.10's interpreter does not transpose operands.
   right, matrix = steps.right.mT, steps.matrix.mT if adjoint else steps.matrix
   operands = [steps.left, right, matrix, steps.base]
   operands += [steps.extra] if has_extra else []
@@ -135,7 +135,7 @@ def _kernel(
       new = _product(right, copy) + through[chunk * num_rows + r] * _wide(now)
       for one in extra:
         new += _wide(one)
-      plgpu.wait_smem_to_gmem(0)  # What is read there changes now.
+      plgpu.wait_smem_to_gmem(0)  # The source changes next.
       now[...] = new
       rounded[...] = new.astype(rounded.dtype)
       plgpu.commit_smem()
@@ -219,7 +219,7 @@ def _smem(shape: tuple[int, int]):
 
 
 def _transforms(columns: int):
-  """How tiles lie in shared memory, for the tensor cores."""
+  """Layout of tiles in shared memory that the tensor cores require."""
   swizzle = plgpu.find_swizzle(16 * columns)
   return (
     plgpu.TilingTransform((8, swizzle // 2)),

@@ -1,9 +1,10 @@
 """`gated_delta` for TPUs: by chunks, with the state in VMEM.
 
-What chunks do not need of each other XLA computes for many at once, as in
-`chunked`. One kernel goes from chunk to chunk, for a head of an example at a
-time: its state lies in VMEM, while the next chunk's operands come from HBM.
-With d_k = 128, d_v = 256 and chunks of 64 all of it takes 1.5 MiB of VMEM.
+XLA computes everything that does not depend on other chunks, for many chunks at
+once, as in `chunked`. One kernel iterates over the chunks of one head of one
+example at a time, with the state in VMEM, and prefetches the next chunk's
+operands from HBM. With d_k = 128, d_v = 256 and chunks of 64 this uses 1.5 MiB
+of VMEM.
 """
 
 import functools

@@ -1,13 +1,14 @@
-"""What goes from chunk to chunk: the state of `gated_delta`, and its gradient.
+"""The recurrence over chunks: the state of `gated_delta`, and its gradient.
 
-Both are one recurrence. With a chunk's base X, left L, right R, matrix A (A^T
+Both have the same form. With a chunk's base X, left L, right R, matrix A (A^T
 for the gradient, which goes from the last chunk to the first) and a factor t,
 
   Y = A (X + L S),   S <- t S + U + R^T Y.
 
 The state has L = -diag(b exp c) K, R = diag(exp(c_C - c)) K, X = diag(b) V and
-no U, in the notation of `chunked`; Y is what the tokens write. Its gradient has
-L and R exchanged, and as X and U what outputs give; Y is that of the errors.
+no U, in the notation of `chunked`; Y is what the tokens write. For the
+gradient, L and R are exchanged, X and U are the outputs' contributions, and Y
+is the gradient of the errors.
 """
 
 import functools
@@ -22,14 +23,14 @@ from loopjax.types import Array
 
 
 class Steps(NamedTuple):
-  """Of n chunks of C tokens, in B examples and H heads.
+  """The recurrence's arrays for n chunks of C tokens, B examples and H heads.
 
   Attributes:
     base: X [n, B, H, C, d_v].
     left, right: L and R [n, B, H, C, d_k].
     matrix: A [n, B, H, C, C].
     through: t [n, B, H, 1, 1].
-    extra: U [n, B, H, d_k, d_v]; None for none.
+    extra: U [n, B, H, d_k, d_v]; None for zero.
   """
 
   base: Array
@@ -51,8 +52,8 @@ def narrow_product(
 def sum_of_products(*pairs: tuple[Array, Array], rounded: bool) -> Array:
   """The sum of x y over pairs of x [..., i, k] and y [..., k, j], in float32.
 
-  Rounded operands are joined along k: products that are summed later would each
-  be written to memory, and read again.
+  Rounded operands are concatenated along k, because separate products would
+  each be written to memory and read back for the sum.
   """
   equation = "...ik,...kj->...ij"
   if not rounded:
@@ -69,24 +70,24 @@ def sum_of_products(*pairs: tuple[Array, Array], rounded: bool) -> Array:
 def scan(
   steps: Steps, state: Array, *, adjoint: bool
 ) -> tuple[Array, Array, Array]:
-  """In plain JAX; a step reads the state from memory and writes it back.
+  """The recurrence in plain JAX; each step loads and stores the state.
 
   Args:
     steps: the affine steps of the chunks. If their matrices are in bfloat16,
       products have operands in bfloat16.
-    state: S before the first of them, of the last with `adjoint` [B, H, d_k,
+    state: S before the first step (before the last with `adjoint`), [B, H, d_k,
       d_v].
     adjoint: from the last chunk to the first, with A^T.
 
   Returns:
     S before each chunk's step [n, B, H, d_k, d_v], Y of each [n, B, H, C, d_v],
-    and S after all.
+    and S after all steps.
   """
 
   multiply, solve = product, product
   if steps.left.dtype == jnp.bfloat16:
     multiply, solve = narrow_product, narrow_product
-    if not adjoint:  # What tokens write is rounded wherever it is read.
+    if not adjoint:  # Every use of Y rounds it.
       solve = functools.partial(narrow_product, dtype=jnp.bfloat16)
 
   def step(state: Array, one: Steps) -> tuple[Array, tuple[Array, Array]]:
@@ -99,7 +100,7 @@ def scan(
     after += multiply("...ik,...iv->...kv", one.right, result)
     return after, (state, result)
 
-  if len(steps.base) == 1:  # Without a loop, which would copy the state.
+  if len(steps.base) == 1:  # A loop would copy the state.
     after, found = step(state, jax.tree.map(lambda x: x[0], steps))
     before, results = jax.tree.map(lambda x: x[None], found)
     return before, results, after

@@ -33,8 +33,8 @@ def gated_kv(
 
   and the tokens' rows of the cache become RoPE(h W_K) and h W_V; without a
   cache, these are returned. The gate, the blend and the rotation are in
-  float32; matrix products accumulate in float32, and read the latent in the
-  dtype of x.
+  float32; matrix products accumulate in float32, with the latent in the dtype
+  of x.
 
   Args:
     inputs: x [B, S, D].
@@ -42,11 +42,11 @@ def gated_kv(
     weights: matrices in the dtype of x.
     tables: cosines and sines of the rotation [B, S, d_h / 2], f32; constants.
     cache: keys and values [B, L, G, d_h] in any dtype. A kernel updates them in
-      place if the caller no longer needs them (donated arrays, or values inside
+      place if they are not used afterwards (donated arrays, or values inside
       one program). None for no cache.
     start: int32 [B], the row of each example's first token; its tokens occupy
       rows start to start + S - 1. If any of these is outside 0 .. L - 1, none
-      is written: -1 writes nothing. None without a cache.
+      is written; -1 thus writes nothing. None without a cache.
     implementation: "reference" supports all derivatives; "pallas_tpu" and
       "pallas_gpu" (Hopper; bfloat16, D and d_h multiples of 64) support reverse
       mode only, store x and h for it, and recompute the gate. They are chosen
@@ -61,7 +61,7 @@ def gated_kv(
   """
   tables = jax.lax.stop_gradient(tables)
   arguments = inputs, latent, weights, tables, cache, start
-  if cache is None:  # Kernels write to an empty one.
+  if cache is None:  # Kernels need one to write to.
     cache, start = _empty(inputs, weights, tables)
   assert start is not None, "a cache needs the places to write to"
   _check(inputs, latent, weights, tables, cache, start)
@@ -71,7 +71,7 @@ def gated_kv(
     raise ValueError(
       f"implementation {implementation!r} is not one of {IMPLEMENTATIONS}"
     )
-  # Imported where it is needed: Pallas takes half a second.
+  # Imported lazily: importing Pallas takes half a second.
   backend: Any = importlib.import_module(
     f"loopjax.kernels.gated_kv.{implementation}"
   )
@@ -87,7 +87,7 @@ def gated_kv(
 def _empty(
   inputs: Array, weights: reference.Weights, tables: tuple[Array, Array]
 ) -> tuple[tuple[Array, Array], Array]:
-  """A cache with a row for each token of x, and the places to write to."""
+  """A cache with a row for each token of x, and the rows to write to."""
   head_width = 2 * tables[0].shape[-1]
   heads = weights.key.shape[-1] // head_width, head_width
   none = jnp.zeros((*inputs.shape[:2], *heads), inputs.dtype)

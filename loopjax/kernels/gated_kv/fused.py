@@ -8,7 +8,7 @@ A backend computes, for M = B S tokens side by side,
     a = g (h - x) z (1 - z), the cotangent of the gate's activation,
     h' (recomputed), a, (1 - z) g and z g.
 
-The rest are matrix products, which XLA computes:
+XLA computes the remaining matrix products:
 
   dL/dx = (1 - z) g + a W_z^T,  dL/dh = z g + a U_z^T,
   dL/dW_z = x^T a,  dL/dU_z = h^T a,  dL/db_z = sum a,
@@ -33,9 +33,9 @@ class Kernels(NamedTuple):
   """A backend.
 
   Attributes:
-    update: (x [M, D], h [M, D] or None, weights, cosines [M, d_h], sines
-      [M, d_h], cache, start) -> (h' [M, D], cache). With the halves of a head
-      swapped in k', the rotation is cosines * k + sines * k'.
+    update: (x [M, D], h [M, D] or None, weights, cosines [M, d_h], sines [M,
+      d_h], cache, start) -> (h' [M, D], cache). If k' is k with the halves of
+      each head swapped, the rotation is cosines * k + sines * k'.
     pull_back: (x, h, weights, dL/dh' [M, D], dL/d(h' W_K), dL/d(h' W_V)
       [M, G d_h]) -> h', a in the dtype of x, (1 - z) g, z g in float32; all
       [M, D].

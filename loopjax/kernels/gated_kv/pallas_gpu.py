@@ -1,15 +1,15 @@
 """`gated_kv` for Hopper GPUs, by Mosaic GPU, in bfloat16.
 
-Blocks of a GPU cannot wait for each other, so the update takes two kernels: one
-computes the latent, with one tile of columns per block, the other projects it.
-A block of the second has `w` pairs of columns of one head, from both of its
-halves, so that the two features that RoPE rotates into each other are at the
-same position of two accumulators. Both kernels end with copies to the output;
-the second's go to the tokens' rows of the cache.
+Blocks of a GPU cannot wait for each other. The update therefore takes two
+kernels: one computes the latent, with one tile of columns per block, the other
+projects it. A block of the second has `w` column pairs of one head, one column
+from each half: the two features that RoPE rotates into each other are then at
+the same position of two accumulators. Both kernels end with copies to the
+output; the second's go to the tokens' rows of the cache.
 
 A block has one warpgroup. Operands are prefetched into shared memory several
-steps ahead; a step has square tiles of the matrices, since both operands of a
-product must have the same layout in shared memory.
+steps ahead. Matrix tiles are square, because both operands of a product must
+have the same layout in shared memory.
 """
 
 import functools
@@ -81,7 +81,7 @@ def _columns(tile: int) -> int:
 
 
 def _accumulate(totals, rows: list, matrices: list, places: tuple) -> None:
-  """Adds [tile, D] times [D, columns], for each matrix, to the accumulators.
+  """Adds [tile, D] times [D, columns] to the accumulator of each matrix.
 
   Args:
     totals: one accumulator [tile, columns] per matrix, or one for all.
@@ -271,7 +271,7 @@ def _project(
     [plgpu.SMEM((tile, pairs), x.dtype) for x in cache for _ in range(2)],
     plgpu.Barrier(num_arrivals=2),
   )
-  # Not plgpu.kernel, which has no arguments that are updated in place.
+  # Not plgpu.kernel, which cannot update arguments in place.
   refs = [jax.new_ref(x, memory_space=plgpu.GMEM) for x in flat]
   pl.kernel(
     lambda *refs: pl.run_scoped(functools.partial(body, *refs), *scratch),
@@ -365,7 +365,7 @@ def _pull_back(
     weights.gate_input,
     weights.gate_latent,
     weights.gate_bias.astype(jnp.float32),
-    weights.key.T,  # The interpreter of JAX 0.10 transposes no operand.
+    weights.key.T,  # JAX 0.10's interpreter does not transpose operands.
     weights.value.T,
   )
   after, d_gate, d_inputs, d_latent = (y[:num_tokens] for y in results)

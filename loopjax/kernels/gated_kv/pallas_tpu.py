@@ -2,14 +2,15 @@
 
 One kernel per update. For each tile of tokens, its steps iterate over tiles of
 columns: first of W_z and U_z, which compute the latent in VMEM, then over the
-heads of W_K and W_V, which read it there. Weights are streamed from HBM, each
-tile during the product with the previous one, without a pause between the two
-parts. Keys and values of all heads are collected in VMEM and copied to their
-cache rows, in runs of the consecutive rows that an example has in a tile.
+heads of W_K and W_V, which are multiplied with it. Weights are streamed from
+HBM, each tile during the product with the previous one, without a bubble
+between the two phases. Keys and values of all heads are collected in VMEM and
+copied to their cache rows, one copy per run of consecutive rows of an example
+in a tile.
 
-Two tiles of x, h and the latent, and of each matrix, are in VMEM at a time.
-With the 128 MiB of v5e and v6e a tile has up to 2,048 tokens of width 2,048,
-and weights are streamed once; with the 64 MiB of v5p, half as many.
+VMEM holds two tiles each of x, h, the latent and every matrix. With 128 MiB
+(v5e, v6e), a tile has up to 2,048 tokens of width 2,048, and weights are
+streamed once; with 64 MiB (v5p), half as many tokens.
 """
 
 import functools
@@ -26,11 +27,11 @@ from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
 _LANES, _SUBLANES = 128, 16
-# Maximum tokens of a tile: every tile streams all weights.
+# Maximum tokens per tile; every tile streams all weights.
 _MOST_TOKENS = 2048
-_MOST_COLUMNS = 256  # Of a matrix's tile; the next one is fetched meanwhile.
-_MOST_ROWS = 512  # Tokens of a tile that are computed at a time.
-_LEAST_VMEM = 16 * 2**20  # Bytes, of a chip that is not known.
+_MOST_COLUMNS = 256  # Per matrix tile; the next tile is prefetched.
+_MOST_ROWS = 512  # Tokens of a tile computed at a time.
+_LEAST_VMEM = 16 * 2**20  # Bytes; assumed for unknown chips.
 
 
 def gated_kv(inputs, latent, weights, tables, cache, start):
@@ -193,7 +194,7 @@ def _update_kernel(
   @pl.when(step == pl.num_programs(1) - 1)
   def write():
     def transpose(i, _):
-      # A few tokens at a time: the compiler unrolls what is inside.
+      # A few tokens at a time: the compiler unrolls the body.
       some = pl.ds(pl.multiple_of(i * _SUBLANES, _SUBLANES), _SUBLANES)
       for ref, by_head in ((key_rows, key_heads), (value_rows, value_heads)):
         for head in range(num_heads):
@@ -204,7 +205,7 @@ def _update_kernel(
     num_runs = jax.lax.div(jnp.minimum(tile, num_tokens - first), run)
 
     def each_run(act):
-      """act(copy) for every copy of a run of rows to the cache."""
+      """Calls act(copy) for every copy of a run of rows to the cache."""
 
       def body(i, _):
         token = first + i * run
@@ -317,7 +318,7 @@ def _pull_back_kernel(
 def _by_rows(tile: int) -> Callable[[Any], Any]:
   """Calls a function for some rows of a tile at a time.
 
-  The compiler unrolls what is inside.
+  The compiler unrolls the function.
   """
   size = _rows(tile)
 
@@ -337,7 +338,7 @@ def _by_rows(tile: int) -> Callable[[Any], Any]:
 
 
 def _rows(tile: int) -> int:
-  """Rows of a tile at a time: all, or a number that divides them."""
+  """Rows per step: all of the tile's, or a divisor of them."""
   if tile <= _MOST_ROWS:
     return tile
   sizes = range(_SUBLANES, _MOST_ROWS + 1, _SUBLANES)
@@ -360,8 +361,8 @@ class _Tiles(NamedTuple):
   """Sizes of tiles that fit into VMEM.
 
   Attributes:
-    per_token: bytes in VMEM of one more token in a tile.
-    per_column: bytes in VMEM of one more column of each matrix.
+    per_token: bytes of VMEM per token of a tile.
+    per_column: bytes of VMEM per column of each matrix.
     unit: columns of the narrowest tile.
   """
 
@@ -370,7 +371,7 @@ class _Tiles(NamedTuple):
   unit: int
 
   def tokens(self, num_tokens: int, each: int) -> tuple[int, int]:
-    """Tokens of a tile, and of a run of one example's tokens in it."""
+    """Tokens per tile, and per run of one example's tokens in it."""
     room = (_for_tiles() - self.unit * self.per_column) // self.per_token
     most = max(_SUBLANES, min(_MOST_TOKENS, room // _SUBLANES * _SUBLANES))
     if num_tokens <= most and _rows(num_tokens) <= _MOST_ROWS:
@@ -382,7 +383,7 @@ class _Tiles(NamedTuple):
     )
 
   def columns(self, num_tokens: int, num_columns: int, unit: int) -> int:
-    """Columns of a tile: as many units as fit and divide all, or all."""
+    """Columns per tile: all, or the most units that fit and divide them."""
     room = (_for_tiles() - num_tokens * self.per_token) // self.per_column
     most = min(room, _MOST_COLUMNS)
     sizes = range(unit, max(most, unit) + 1, unit)
@@ -390,13 +391,13 @@ class _Tiles(NamedTuple):
 
 
 def _vmem() -> int:
-  """Bytes of VMEM of the chip that the program is for."""
+  """Bytes of VMEM of the target chip."""
   try:
     return pltpu.get_tpu_info().vmem_capacity_bytes
-  except ValueError:  # No TPU: interpreted, or lowered for any.
+  except ValueError:  # No TPU: interpreted, or lowered for another machine.
     return _LEAST_VMEM
 
 
 def _for_tiles() -> int:
-  """Bytes of it for tiles; the compiler needs the rest."""
+  """Bytes of VMEM for tiles; the compiler needs the rest."""
   return _vmem() * 7 // 8

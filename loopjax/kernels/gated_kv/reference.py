@@ -12,7 +12,7 @@ from loopjax.types import Array
 class Weights(NamedTuple):
   """Parameters of the update, for inputs of width D and G heads of width d_h.
 
-  The gate's may be None if there is no incoming latent.
+  The gate's parameters may be None in the first loop, which has no latent.
 
   Attributes:
     gate_input: W_z [D, D].
@@ -62,7 +62,7 @@ def project(
 
 
 def gate(inputs: Array, latent: Array, weights: Weights) -> Array:
-  """z = sigmoid(x W_z + h U_z + b_z), the share of h that is kept.
+  """z = sigmoid(x W_z + h U_z + b_z), the fraction of h that is kept.
 
   MELT, section 3.2 (arXiv 2605.07721).
 

@@ -1,4 +1,4 @@
-"""Attention: the layer, its cache, and what computes the products."""
+"""Attention: the layer, its cache, and implementations of the products."""
 
 from loopjax.nn.attention.layer import Attention as Attention
 from loopjax.nn.attention.layer import Metadata as Metadata

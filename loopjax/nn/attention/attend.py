@@ -1,7 +1,7 @@
 """Attention of T tokens to one or several sequences, by any implementation.
 
-Callers say what a token sees by numbers instead of a mask, so that every
-implementation can apply them efficiently. The results of several sequences are
+Callers describe what a token attends to by numbers instead of a mask, which
+every implementation can apply efficiently. The results of several sequences are
 averaged with weights proportional to their sums of exponentials, which gives
 the softmax over all of them. The kernels are `nn.attention.cudnn.attend` and
 `nn.attention.splash.attend`; attention to a cache is
@@ -20,7 +20,7 @@ from loopjax.nn.attention.part import Part
 from loopjax.types import Array
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-_CUDNN_WIDTH = 256  # The widest head of cuDNN.
+_CUDNN_WIDTH = 256  # Maximum head width of cuDNN.
 
 
 def attend(
@@ -52,13 +52,13 @@ def attend_to(query: Array, *parts: Part, implementation: str = "xla") -> Array:
 
   Args:
     query: [B, T, H, d_h].
-    parts: keys and values, and which of them a query attends to.
+    parts: keys and values, with what a query attends to.
     implementation: "xla": any dtype; if T is large and there is one part,
-      queries are processed in parts. "cudnn" (Hopper GPUs, 16-bit dtypes) and
+      queries are processed in blocks. "cudnn" (Hopper GPUs, 16-bit dtypes) and
       "splash" (TPUs): kernels that do not write attention weights to memory.
-      They are chosen by loop.kernels. Tokens and widths that a kernel does not
-      take are padded, which changes nothing but the time. XLA computes parts
-      with a `visible`.
+      They are chosen by loop.kernels. Unsupported numbers of tokens and widths
+      are padded, which only costs time. XLA computes parts that have a
+      `visible`.
 
   Returns:
     [B, T, H, d_h] in the values' dtype.

@@ -1,4 +1,4 @@
-"""Caches of the keys and values of tokens that were read."""
+"""KV caches: keys and values of earlier tokens."""
 
 import dataclasses
 import functools
@@ -23,16 +23,17 @@ class Cache:
   """Keys and values by slot; a slot is one layer in one loop.
 
   The rows of the batch are independent sequences. A row has M places. Its
-  tokens are in the places before its length; the other places hold arbitrary
-  values. The tokens of a head are contiguous in memory, which is the layout
-  that the products of attention read.
+  tokens occupy the places before its length; the other places hold arbitrary
+  values. The tokens of a head are contiguous in memory, as the products of
+  attention need them.
 
   Attributes:
     key, value: [slots, B, G, M, d_h]; keys are rotated. If loops share keys and
-      values, there is one slot per layer. A tuple of slots if they are `apart`.
+      values, there is one slot per layer. A tuple of arrays, one per slot, if
+      `apart`.
     length: i32 [B], number of tokens in each row.
     weight: f32 [K], weights with which loops update shared keys and values, see
-      `loop_weights`; None if every loop has its own.
+      `loop_weights`; None if each loop has its own keys and values.
     span: N, number of places that attention reads; M if None.
   """
 
@@ -54,13 +55,13 @@ class Cache:
 
   @property
   def apart(self) -> bool:
-    """Whether every slot is an array of its own, see `of_rows`."""
+    """Whether every slot is a separate array, see `of_rows`."""
     return isinstance(self.key, tuple)
 
   def within(self, span: int | None) -> "Cache":
     """The same cache; attention reads only the first `span` places of a row.
 
-    They must include all tokens of the rows to be continued, also the new ones.
+    They must include all tokens of the rows in use, including new ones.
     """
     span = None if span is None else min(span, self.capacity)
     return dataclasses.replace(self, span=span)
@@ -71,7 +72,7 @@ class Cache:
     return jnp.where(valid, after, self.capacity)
 
   def positions(self, places: Array) -> Array:
-    """Positions in the text of new tokens at places [B, S]."""
+    """Positions in the text of new tokens at places, [B, S]."""
     return places
 
   def visible(self, places: Array) -> Array:
@@ -85,9 +86,9 @@ class Cache:
   ) -> "Cache":
     """Writes keys and values [B, S, G, d_h] of a slot to places [B, S].
 
-    If loops share them, w_k times these and (1 - w_k) times those of the loops
-    before are written, where w_k is the weight of the loop. Rows may have slots
-    of their own, i32 [B], unless these are `apart`.
+    If loops share them, writes w_k times these plus (1 - w_k) times the stored
+    ones, where w_k is the loop's weight. Each row may have its own slot, i32
+    [B], unless the slots are `apart`.
     """
     assert slot is not None
     rows, weight = jnp.arange(len(places))[:, None], None
@@ -125,24 +126,24 @@ class Cache:
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
   def extended(self, places: Array) -> "Cache":
-    """The same cache; rows include the tokens written to places [B, S]."""
+    """The same cache, with lengths that include the tokens at places [B, S]."""
     added = jnp.sum(places < self.capacity, axis=1, dtype=jnp.int32)
     return dataclasses.replace(self, length=self.length + added)
 
   def cut(self, length: Array, rows: Array) -> "Cache":
-    """The same cache; of `rows`, bool [B], only `length` tokens, i32 [B]."""
+    """The same cache with `rows`, bool [B], truncated to `length`, i32 [B]."""
     length = jnp.where(rows, length, self.length)
     return dataclasses.replace(self, length=length)
 
   def of_rows(self, rows: Array, span: int | None, *, apart: bool) -> "Cache":
-    """A cache of some rows, i32 [R], with no more than their first places.
+    """A cache of some rows, i32 [R], with their first places only.
 
     Args:
-      rows: a row out of range stands for any; its contents are arbitrary.
+      rows: an index out of range gives a row with arbitrary contents.
       span: number of places; M if None.
-      apart: whether every slot is an array of its own. XLA's CPU compiler
-        copies a slot before it multiplies with it, unless it is one. Slots are
-        then read and written by integers that are known when compiling.
+      apart: whether every slot is a separate array; otherwise XLA's CPU
+        compiler copies a slot before multiplying with it. Slot indices must
+        then be known at compile time.
     """
     span = self.capacity if span is None else min(span, self.capacity)
 
@@ -160,11 +161,11 @@ class Cache:
     )
 
   def with_rows(self, part: "Cache", rows: Array, num_tokens: int) -> "Cache":
-    """This cache, with what was added to some of its rows.
+    """This cache, with the new tokens of some of its rows.
 
     Args:
-      part: from `of_rows`, with at most `num_tokens` more in each row.
-      rows: the rows, i32 [R]; those out of range are left out.
+      part: from `of_rows`, with at most `num_tokens` new tokens in each row.
+      rows: the rows, i32 [R]; those out of range are ignored.
       num_tokens: static.
     """
     first = self.length.at[rows].get(mode="clip")[:, None]
@@ -194,13 +195,13 @@ class Cache:
 
     Args:
       num_loops: K.
-      loops: i32 [B], number of loops that each row ran.
+      loops: i32 [B], number of loops that each row executed.
       places: i32 [B, S], places of the rows' tokens.
-      own: the keys and values of every layer, the same for all skipped loops;
-        None to copy those of the last loop that the row ran.
+      own: keys and values of every layer, the same for all skipped loops; None
+        to copy them from the row's last loop.
     """
     if self.weight is not None:
-      return self  # Loops share keys and values; nothing is missing.
+      return self  # Loops share keys and values: nothing to fill in.
     rows = jnp.arange(len(places))[:, None]
     ran = jnp.arange(num_loops)[:, None] < loops[None]  # [K, B]
     from_loop = jnp.minimum(jnp.arange(num_loops)[:, None], loops[None] - 1)
@@ -244,8 +245,8 @@ def loop_weights(kind: str, num_loops: int) -> Array | None:
   """Weights w_k with which loop k updates shared keys and values, f32 [K].
 
   Args:
-    kind: "per_loop": nothing is shared, the result is None; else the cache
-      holds the keys and values of the "last_loop", of the "first_loop", or
+    kind: "per_loop": nothing is shared, and the result is None; otherwise the
+      cache holds the keys and values of the "last_loop" or the "first_loop", or
       their "mean" over loops (MELT, arXiv 2605.07721, section 4.4.1 and
       appendix B).
     num_loops: K.
@@ -286,6 +287,6 @@ def empty(
 
 
 def _blend(old: Array, new: Array, weight: Array) -> Array:
-  """(1 - weight) old + weight new, in f32; `old` may be NaN if weight is 1."""
+  """(1 - weight) old + weight new, in f32; `old` may be NaN if weight = 1."""
   mixed = old.astype(jnp.float32) * (1 - weight) + new * weight
   return jnp.where(weight == 1, new, mixed.astype(new.dtype))

@@ -1,11 +1,12 @@
 """cuDNN's attention for Hopper GPUs, as XLA's custom call.
 
-`jax.nn.dot_product_attention` makes the same call, but it rounds the logs of
-the sums of exponentials to 16 bits and has no derivative with respect to them,
-so parts cannot be merged, and it can only be traced on a machine with a GPU, so
-`loopjax.fit` could not compile for an absent one. The operands, results and
-configuration of the call are XLA's `CudnnfMHABackendConfig`
-(xla/service/gpu/backend_configs.proto). See docs/adr/0011.
+`jax.nn.dot_product_attention` makes the same call, but two limitations rule it
+out. It rounds the logs of the sums of exponentials to 16 bits and does not
+differentiate them, which prevents merging parts. It can only be traced on a
+machine with a GPU, which prevents `loopjax.fit` from compiling for an absent
+one. The operands, results and configuration of the call are XLA's
+`CudnnfMHABackendConfig` (xla/service/gpu/backend_configs.proto). See
+docs/adr/0011.
 
 Parts are merged by their sums of exponentials. The backward pass of a part
 takes the output and the sums of all parts, because an attention weight is
@@ -25,14 +26,15 @@ from loopjax.types import Array
 
 # The log of the sum that makes every attention weight of an empty part zero.
 _EMPTY = 1e30
-_TOKENS = 2  # With a mask, an even number of tokens.
-_WIDTH = 8  # Heads are multiples of it.
+_TOKENS = 2  # Multiple required of token counts with a mask.
+_WIDTH = 8  # Multiple required of head widths.
 _TARGET = "__cudnn$fmha{bias}Softmax{backward}"
-_LEGACY = 2  # The version of XLA's interface that the target is registered for.
-_HEADS_FIRST = (0, 2, 1, 3)  # [B, T, H, d] in memory, as [B, H, T, d].
+_LEGACY = 2  # Version of XLA's custom-call interface.
+_HEADS_FIRST = (0, 2, 1, 3)  # Memory layout of [B, T, H, d]: [B, H, T, d].
 _ELEMENTS = {"bfloat16": "BF16", "float16": "F16"}
-# Products by name: the contracted axes of both operands, and those of the batch
-# and the heads. Logits and weights are [B, H, T, S], all else [B, T, H, d].
+# Dimension numbers of the products: contracted axes of both operands, then
+# batch and head axes. Logits and weights are [B, H, T, S], other arrays [B, T,
+# H, d].
 _TOKENS_FIRST = (("0", "2"), ("0", "2"))
 _WEIGHTS_FIRST = (("0", "1"), ("0", "2"))
 _FORWARD = {
@@ -48,12 +50,12 @@ _BACKWARD = {
 
 
 class _Seen(NamedTuple):
-  """What queries attend to, as cuDNN is told it.
+  """What queries attend to, in cuDNN's terms.
 
   Attributes:
-    mask_type: NO_MASK, CAUSAL, or PADDING: the first keys by `lengths`.
-    bias: added to the logits, [B or 1, 1, T, S]; none or one array.
-    lengths: numbers of queries and of keys, i32 [B] each; none or two arrays.
+    mask_type: NO_MASK, CAUSAL, or PADDING, which limits keys to `lengths`.
+    bias: added to the logits, [B or 1, 1, T, S]; a tuple of zero or one arrays.
+    lengths: numbers of queries and of keys, i32 [B] each; zero or two arrays.
   """
 
   mask_type: str
@@ -77,7 +79,7 @@ def _merged(limits: Any, query: Array, pairs: Any, known: Any) -> Array:
     limits: `first` and `reach` of every part.
     query: [B, T, H, d_h].
     pairs: keys and values of every part.
-    known: documents and length of every part; no gradient.
+    known: documents and length of every part; not differentiated.
   """
   return _forward_of_all(limits, query, pairs, known)[0]
 
@@ -89,7 +91,7 @@ def _forward_of_all(
   found = [_forward(query, part) for part in parts]
   output, total = found[0]
   if len(parts) > 1:
-    # A part that nothing is written to yet has no share.
+    # A part that is still empty gets no weight.
     sums = [
       own if x.length is None else jnp.where(x.length > 0, own, -jnp.inf)
       for (_, own), x in zip(found, parts, strict=True)
@@ -100,7 +102,7 @@ def _forward_of_all(
       for own, (x, _) in zip(sums, found, strict=True)
     )
     output = jnp.asarray(mixed).astype(output.dtype)
-  # Named, so that policies of rematerialisation may keep them.
+  # Named for rematerialisation policies.
   output, total = checkpoint_name((output, total), "flash")
   return output, (query, pairs, known, output, total)
 
@@ -172,7 +174,7 @@ def _call(
   scale: float,
   products: dict[str, Any],
 ) -> list[Array]:
-  """Arrays like `by_token`, [B, T, H, d], and others: what cuDNN computes."""
+  """Results of cuDNN: arrays like `by_token`, [B, T, H, d], and `others`."""
   batch, length, heads, _ = operands[0].shape
   logits = batch, heads, length, operands[1].shape[1]
   target = _TARGET.format(
@@ -237,16 +239,16 @@ def _call(
 
 
 def _seen(query: Array, part: Part) -> _Seen:
-  """How cuDNN is told what queries attend to: the rest is a bias.
+  """Splits what queries attend to into cuDNN's own masks and a bias.
 
-  It reads no keys after those that its own masks allow.
+  cuDNN does not read the keys after those that its own masks allow.
   """
   (batch, length), mask_type = query.shape[:2], "NO_MASK"
   rest = part
   lengths: tuple[Array, ...] = ()
   bias: tuple[Array, ...] = ()
   if part.length is not None:
-    # Some version may not take zero keys.
+    # Some versions may not support zero keys.
     there = jnp.maximum(part.length, 1).astype(jnp.int32)
     mask_type = "PADDING"
     lengths = (
@@ -267,7 +269,7 @@ def _seen(query: Array, part: Part) -> _Seen:
 
 
 def _padded(seen: _Seen, *arrays: Array) -> list[Array]:
-  """[B, T, H, d] with zeros added up to what cuDNN takes."""
+  """[B, T, H, d] padded with zeros to a size that cuDNN supports."""
   tokens = _TOKENS if seen.bias else 1
   return [
     jnp.pad(

@@ -1,9 +1,9 @@
 """Dot-product attention that recomputes the logits in the backward pass.
 
-The residuals are the output and two numbers per query and head, never the
-[T, S] attention weights. Every product contracts the last dimension of its left
-operand with the first of its right operand, so that compilers do not transpose
-arrays of that size: on CPUs that takes as long as everything else.
+The residuals are the output and two numbers per query and head, never the [T,
+S] attention weights. Every product contracts the last dimension of its left
+operand with the first of its right operand. Compilers would otherwise transpose
+[T, S] arrays, which on CPUs takes as long as everything else.
 """
 
 import functools
@@ -18,7 +18,7 @@ _PART = 256  # Maximum number of queries that are processed together.
 # Causal attention splits many queries into blocks of consecutive queries.
 _MIN_BLOCK = 128  # Minimum number of queries of a block.
 _NUM_BLOCKS = 4  # Maximum number of blocks.
-_HIDDEN = -1e30  # Finite, so that a query without keys has finite weights.
+_HIDDEN = -1e30  # Finite, to keep the weights of a query without keys finite.
 
 
 class Mask(NamedTuple):
@@ -91,15 +91,15 @@ def attend(
 
   Matrix products keep the dtype of their inputs and accumulate in float32; the
   softmax is computed in float32. At most 256 queries are processed together, to
-  limit the memory of the logits. Causal attention processes blocks of queries
-  and omits the keys after each block.
+  limit the logits' memory. Causal attention processes blocks of queries and
+  omits the keys after each block.
 
   Args:
     query: [B, T, H, d_h].
     key, value: [B, S, G, d_h]; each is shared by H / G consecutive query heads.
     causal: whether query t attends to keys 0 .. t only.
     visible: bool [B or 1, T, S], the keys that a query attends to; all if None.
-      The output of a query without keys is finite but arbitrary.
+      The output of a query without keys is finite but undefined.
     documents: i32 [B, S], where T = S; tokens attend to tokens with the same
       number. None if every row is one document.
 
@@ -111,7 +111,7 @@ def attend(
     return _attend_in_parts(
       query, key, value, visible, documents, causal, 0, key.shape[1]
     )
-  # Keys after the last query of a block are masked for the whole block, and
+  # The keys after a block's last query are masked for the whole block and are
   # omitted: with four blocks, three eighths of all pairs.
   size = max(_MIN_BLOCK, -(-length // _NUM_BLOCKS))
   return jnp.concatenate(
@@ -242,8 +242,8 @@ def _attend(
 ) -> tuple[Array, Array]:
   """Attention to the first `num_keys` keys.
 
-  All keys are arguments, so that the residuals of several calls for different
-  queries share them.
+  Takes all keys, which lets the residuals of calls for different queries share
+  them.
 
   Returns:
     (the output [B, T, H, d_h], the log of the sum of exponentials of the logits

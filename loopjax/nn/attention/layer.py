@@ -34,10 +34,10 @@ class Metadata(NamedTuple):
 
   Attributes:
     tables: rotary tables of the tokens' positions, from `rope.rope_tables`.
-    visible: bool [B, S, N], the places of the cache that each token attends to;
-      None without a cache.
-    places: i32 [B, S], the places of the cache that the tokens' keys and values
-      are written to; None without a cache.
+    visible: bool [B, S, N], the cache places that each token attends to; None
+      without a cache.
+    places: i32 [B, S], the cache places that the tokens' keys and values are
+      written to; None without a cache.
     documents: i32 [B, S], without a cache only: tokens attend to tokens with
       the same number (and to earlier ones only, if `Shape.causal`). None if
       every row is one document.
@@ -59,18 +59,18 @@ def make_metadata(
   valid: Array | None = None,
   scaling: Sequence[float] = (),
 ) -> Metadata:
-  """The metadata of tokens of a text.
+  """The metadata of a text's tokens.
 
   Args:
     shape: (B, S).
     head_width: d_h.
     base: longest wavelength over 2 pi, in tokens.
-    documents: i32 [B, S], a number for each document of a row; None if a row
-      is one document. Only without a cache.
-    cache: a cache with the tokens that precede these, or None.
-    valid: bool [B, S], False for padding: no token attends to it, and its own
-      outputs are finite but arbitrary. None for no padding. Only with a cache.
-    scaling: that of `rope.rope_tables`.
+    documents: i32 [B, S], each token's document number; None if a row is one
+      document. Only without a cache.
+    cache: a cache of the preceding tokens, or None.
+    valid: bool [B, S], False for padding: no token attends to it, and its
+      outputs are finite but undefined. None for no padding. Only with a cache.
+    scaling: as in `rope.rope_tables`.
   """
   if cache is not None:
     assert documents is None, "a row of a cache is one document"
@@ -80,7 +80,7 @@ def make_metadata(
     tables = rope.rope_tables(positions, head_width, base, scaling)
     return Metadata(tables, cache.visible(places), places)
   assert valid is None, "without a cache, documents mask padding"
-  # Positions in the row serve for all documents: only differences matter.
+  # Positions in the row are valid for every document: only differences matter.
   places = jnp.arange(shape[1])
   tables = rope.rope_tables(places[:, None], head_width, base, scaling)
   return Metadata(tables, documents=documents)
@@ -134,14 +134,14 @@ class Attention(nnx.Module):
     cache: Cache | None = None,
     slot: Array | None = None,
   ) -> tuple[Array, Cache | None]:
-    """Attention among the tokens of x, and to earlier ones in a cache, if any.
+    """Attention among the tokens of x, and to the tokens in a cache, if any.
 
     Args:
       x: [B, S, D].
       metadata: positions and masks of the tokens.
-      cache: cache of earlier tokens, to which the keys and values of x are
-        added first; or None.
-      slot: the slot of the cache to use, i32 scalar.
+      cache: cache of earlier tokens, or None. The keys and values of x are
+        added to it first.
+      slot: the cache slot to use, i32 scalar.
 
     Returns:
       (output [B, S, D], the cache).
@@ -185,7 +185,7 @@ class Attention(nnx.Module):
         it; `Shape.causal` is ignored.
       mask: bool [B, P + S], False for padding, to which no token attends; None
         if there is none. The output of a query without keys is finite but
-        arbitrary.
+        undefined.
 
     Returns:
       (output [B, S, D], the keys and values of all P + S tokens).

@@ -1,4 +1,4 @@
-"""A sequence of keys and values, and which of them queries attend to."""
+"""A sequence of keys and values, and the mask of queries to it."""
 
 from typing import NamedTuple
 
@@ -14,13 +14,13 @@ class Part(NamedTuple):
   Attributes:
     key, value: [B, S, G, d_h]; each is shared by H / G consecutive query heads.
     first: query t attends to keys 0 .. first + t; None allows all keys.
-    reach: and to no more than the last `reach` of these; None allows all.
+    reach: and of these only to the last `reach`; None allows all.
     documents: numbers of the queries and of the keys, i32 [B, T] and [B, S];
       queries attend to keys with the same number. None allows all keys.
-    length: i32 scalar; only the first `length` keys are there. None for all.
-      Where it is 0, other parts must have keys.
-    visible: bool [B or 1, T, S], any other condition; XLA computes it, whatever
-      the implementation.
+    length: i32 scalar; only the first `length` keys are valid. None for all. If
+      it is 0, other parts must have keys.
+    visible: bool [B or 1, T, S], any other condition. A part with it is always
+      computed by XLA.
   """
 
   key: Array
@@ -37,12 +37,12 @@ class Part(NamedTuple):
     return self.key.shape[1]
 
   def is_causal(self, num_queries: int) -> bool:
-    """Whether query t attends to key 0 .. t, if all else allows it."""
+    """Whether query t attends to keys 0 .. t, subject to the other fields."""
     near = self.reach is None or self.reach >= num_queries
     return self.first == 0 and near
 
   def is_of_queries(self, num_queries: int) -> bool:
-    """Whether queries attend to themselves, with their own documents."""
+    """Whether this is self-attention with one numbering of documents."""
     ids = self.documents
     return (
       (self.first is None or self.is_causal(num_queries))
@@ -53,7 +53,7 @@ class Part(NamedTuple):
     )
 
   def seen(self, num_queries: int) -> Array | None:
-    """What queries attend to, bool [B or 1, T, S]; None if it is all keys."""
+    """What queries attend to, bool [B or 1, T, S]; None for all keys."""
     pairs = (1, num_queries, self.num_keys)
     key = jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
     conditions = [] if self.visible is None else [self.visible]

@@ -1,4 +1,4 @@
-"""A cache of three stacks: before a loop, in it, and after it."""
+"""A cache of three stacks: before, in and after a loop."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
 AnyCache = Cache | SplitCache
-# As "per_loop", and the loops of a generated token start from the state of the
-# token before: continuous chain of thought (Huginn, arXiv 2502.05171).
+# As "per_loop", but a generated token's loops start from the previous token's
+# state: continuous chain of thought (Huginn, arXiv 2502.05171).
 CONTINUOUS = "continuous"
 KINDS = (*cache_lib.KINDS, CONTINUOUS)
 
@@ -23,10 +23,9 @@ class PartsCache(NamedTuple):
 
   Attributes:
     prelude, coda: a slot for every layer; there may be none.
-    core: a slot for every layer in every loop, or as its kind shares them.
-    state: f32 [B, D], the state after the last token's loops, where the loops
-      of the next generated token start; None if they start as those of a
-      prompt.
+    core: a slot for every layer in every loop, or fewer if loops share them.
+    state: f32 [B, D], the state after the last token's loops, from which the
+      next generated token's loops start; None if they start as in a prompt.
   """
 
   prelude: AnyCache
@@ -49,7 +48,7 @@ class PartsCache(NamedTuple):
     return self._each(lambda part: part.within(span))
 
   def cut(self, length: Array, rows: Array) -> "PartsCache":
-    """See `Cache.cut`; for caches without a part for prompts or a state."""
+    """See `Cache.cut`; only for caches without a prompt part and state."""
 
     def one(part: AnyCache) -> AnyCache:
       return part.cut(length, rows) if isinstance(part, Cache) else part
@@ -59,7 +58,7 @@ class PartsCache(NamedTuple):
   def of_rows(
     self, rows: Array, span: int | None, *, apart: bool
   ) -> "PartsCache":
-    """See `Cache.of_rows`; for caches without a part for prompts."""
+    """See `Cache.of_rows`; only for caches without a prompt part."""
 
     def one(part: Any) -> Any:
       return part.of_rows(rows, span, apart=apart and part.num_slots > 0)
@@ -82,7 +81,7 @@ class PartsCache(NamedTuple):
     return more._replace(state=self.state.at[rows].set(part.state, mode="drop"))
 
   def extended(self, places: Array, state: Array) -> "PartsCache":
-    """See `Cache.extended`; `state` [B, S, D] is that after the loops."""
+    """See `Cache.extended`; `state` is the one after the loops, [B, S, D]."""
     longer = self._each(lambda part: part.extended(places))
     if self.state is None:
       return longer
@@ -96,8 +95,8 @@ class PartsCache(NamedTuple):
     """The state [B, 1, D] before the loops of a generated token.
 
     Args:
-      usual: that of a token of a prompt, and of a text's first token.
-      places: i32 [B, 1], of the tokens.
+      usual: the initial state of prompt tokens and of a text's first token.
+      places: places of the tokens, i32 [B, 1].
     """
     if self.state is None:
       return usual
@@ -128,8 +127,9 @@ def empty(
   Args:
     shape: structure of the blocks.
     num_layers: layers before the loop, in it, and after it.
-    batch, max_tokens, num_loops, kind, prompt_tokens: as there.
-    precision: dtypes of the model.
+    batch, max_tokens, num_loops, kind, prompt_tokens: as in
+      `CausalFamily.empty_cache`.
+    precision: the model's dtypes.
   """
   before, core, after = num_layers
   state = None

@@ -1,7 +1,7 @@
-"""Splash attention for TPUs: it skips blocks of keys that no query sees.
+"""Splash attention for TPUs, which skips fully masked blocks of keys.
 
-JAX's kernel does not return differentiable sums of exponentials, so several
-parts are concatenated into one.
+JAX's kernel does not return differentiable sums of exponentials: several parts
+are concatenated into one.
 """
 
 import math
@@ -20,9 +20,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from loopjax.nn.attention.part import Part
 from loopjax.types import Array
 
-_LANES = 128  # TPU lanes; tokens are multiples of them.
-_MOST_TOKENS = 512  # Maximum tokens of blocks; a multiple of the lanes.
-_PADDING = -1  # The document of tokens that are not there.
+_LANES = 128  # TPU lanes; token counts are multiples of this.
+_MOST_TOKENS = 512  # Maximum tokens per block; a multiple of the lanes.
+_PADDING = -1  # Document number of padding.
 
 
 def attend(query: Array, *parts: Part) -> Array:
@@ -43,7 +43,7 @@ def attend(query: Array, *parts: Part) -> Array:
   kernel = splash.make_splash_mha_single_device(
     mask=masks.MultiHeadMask([_mask(lengths, part)] * heads),
     block_sizes=blocks,
-    # So that policies of rematerialisation may keep what it keeps.
+    # Names its residuals for rematerialisation policies.
     residual_checkpoint_name="flash",
   )
   output = jax.vmap(kernel)(query, key, value, segment_ids=ids)
@@ -53,8 +53,8 @@ def attend(query: Array, *parts: Part) -> Array:
 def _joined(query: Array, parts: tuple[Part, ...]) -> Part:
   """All parts as one; those with a `first` have the last keys.
 
-  If only the last one has limits, they are its `first`; else its `visible` is
-  an array of NumPy, [1, T, S].
+  If the last part alone has a `first`, and no `reach`, the result has a `first`
+  too; other limits become `visible`, a NumPy array [1, T, S].
   """
   parts = tuple(sorted(parts, key=lambda part: part.first is not None))
   *rest, last = parts
@@ -99,7 +99,7 @@ def _mask(lengths: tuple[int, int], part: Part) -> Any:
   if part.visible is not None:
     (seen,) = np.asarray(part.visible)
     more = [(0, n - m) for n, m in zip(lengths, seen.shape, strict=True)]
-    # A query that sees no key would be NaN.
+    # Padding queries copy the last one: without keys they would be NaN.
     seen = np.pad(seen, (more[0], (0, 0)), mode="edge")
     return masks.NumpyMask(np.pad(seen, ((0, 0), more[1])))
   if part.first is None:
@@ -111,7 +111,7 @@ def _mask(lengths: tuple[int, int], part: Part) -> Any:
 
 
 def _ids(query: Array, part: Part) -> Any:
-  """Documents of queries and keys, or None; absent keys are of no document."""
+  """Documents of queries and keys, or None; absent keys are in no document."""
   length, num_keys = query.shape[1], part.num_keys
   sees_padding = num_keys % _LANES and (
     part.first is None or part.first + length > num_keys
@@ -123,7 +123,7 @@ def _ids(query: Array, part: Part) -> Any:
 
 
 def _documents(query: Array, part: Part) -> tuple[Array, Array]:
-  """Of queries and keys, i32 [B, T] and [B, S]; -2 for absent keys."""
+  """Documents of queries, i32 [B, T], and keys, [B, S]; -2 for absent keys."""
   (batch, length), num_keys = query.shape[:2], part.num_keys
   of_queries, of_keys = part.documents or (
     jnp.zeros((batch, length), jnp.int32),

@@ -1,4 +1,4 @@
-"""A cache with all loops of prompts, and shared ones of other tokens."""
+"""A cache with every loop of prompts, and loops shared for other tokens."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ from loopjax.types import Array
 class SplitCache(NamedTuple):
   """Keys and values of every loop for prompts, shared ones for other tokens.
 
-  Tokens that are read several at a time are prompts. The places of `prompt`
-  precede those of `generated`.
+  Tokens processed several at a time are prompts. The places of `prompt` precede
+  the places of `generated`.
 
   Attributes:
     prompt: cache with a slot for every layer in every loop.
@@ -85,6 +85,6 @@ class SplitCache(NamedTuple):
   def with_skipped(
     self, num_loops: int, loops: Array, places: Array, own: KeyValues | None
   ) -> "SplitCache":
-    """Unchanged: only generated tokens skip loops, and loops share those."""
+    """No change: only generated tokens skip loops; their slots are shared."""
     del num_loops, loops, places, own
     return self

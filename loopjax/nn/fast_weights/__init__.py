@@ -1,1 +1,1 @@
-"""Layers that write fast weights: gated delta nets and Jet."""
+"""Fast-weight layers: Gated DeltaNet and Jet."""

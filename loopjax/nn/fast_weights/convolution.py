@@ -61,9 +61,9 @@ class DynamicConvolution(nnx.Module):
     K[t] = W_2 silu(W_1 x_t) + b
     y[t, c] = sum_w K[t, w, c] v[t - W + 1 + w, c]
 
-  (Jet-Nemotron, arXiv 2508.15884, section 3). W_2 is initially zero and b
-  selects the current token, so that tokens are not mixed at first. If W_1 were
-  initially zero too, neither matrix would ever get a gradient.
+  (Jet-Nemotron, arXiv 2508.15884, section 3). Initially W_2 is zero and b
+  selects the current token, which mixes no tokens. W_1 is not zero, or neither
+  matrix would ever get a gradient.
   """
 
   def __init__(
@@ -122,7 +122,7 @@ class DynamicConvolution(nnx.Module):
       y = convolve(value.astype(wide), taps, tail)
       return jax.nn.silu(y).astype(self.precision.compute)
 
-    # The taps are W times as large as the values, so they are recomputed.
+    # Recomputed: the taps are W times as large as the values.
     return jax.checkpoint(run)(x, value, tail)
 
 
@@ -167,8 +167,8 @@ def next_tail(
     inputs: the inputs of each convolution in this window, [B, T, C].
     tail: the inputs before the window, [B, W - 1, C] each; if None, the result
       is None.
-    mask: bool [B, T], False for padding, which must be at the end, as from
-      `layer.pack`; None without padding.
+    mask: bool [B, T], False for padding, which must be at the end (see
+      `layer.pack`); None without padding.
 
   Returns:
     [B, W - 1, C] for each convolution.

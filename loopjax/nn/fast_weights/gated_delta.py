@@ -1,8 +1,8 @@
 """Gated DeltaNet: fast weights with short convolutions of q, k and v.
 
 Gated delta networks (arXiv 2412.06464), in the variant of the public
-flash-linear-attention layer. The state is an argument and a result, so that
-callers can carry it over windows, and over passes over one window.
+flash-linear-attention layer. The state is an argument and a result: callers
+carry it over windows, and over passes over one window.
 """
 
 from typing import Any
@@ -91,9 +91,9 @@ class GatedDeltaNet(nnx.Module):
 
     Args:
       batch: B.
-      carry_convolutions: whether the convolutions' inputs are part of the
-        state. If so, results do not depend on how a sequence is split into
-        windows; else the convolutions start every window with zeros.
+      carry_convolutions: whether the state includes the convolutions' inputs.
+        If true, results do not depend on how a sequence is split into windows;
+        otherwise the convolutions start every window with zeros.
     """
     tail = convolution.empty_tail(
       batch, self.convolution_width, self.channels, self.precision
@@ -110,8 +110,8 @@ class GatedDeltaNet(nnx.Module):
       x: [B, T, D], normalised.
       state: from `initial_state`, or returned for the previous window.
       packing: packing of the tokens that are not padding; None without padding.
-        Padding does not affect other tokens, leaves the state bit-identical,
-        and its output is zero.
+        Padding does not affect other tokens or the state (bitwise), and its
+        output is zero.
 
     Returns:
       (y [B, T, D] in the compute dtype, the state after the window, statistics

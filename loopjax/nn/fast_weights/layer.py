@@ -59,7 +59,7 @@ class Gates:
       numbers = [x for x in ends if isinstance(x, float | int)]
       if len(numbers) != 2 or len(ends) != 2 or not 0 <= ends[0] < ends[1]:
         raise UserError(f"model.{name}={ends} must be 0 <= low < high")
-    if not self.dt_range[0]:  # It is drawn on a log scale.
+    if not self.dt_range[0]:  # Drawn on a log scale.
       raise UserError(f"model.dt_range={self.dt_range} must be 0 < low < high")
 
 
@@ -73,7 +73,7 @@ class FastWeights(nnx.Module):
     y = W_o (RMSNorm(o) silu(W_g x)).
 
   Gates and norm are computed in the accumulate dtype. A_log and dt_bias, one
-  number per head each, are float32 whatever `precision` says.
+  number per head each, are float32 for any `precision`.
   """
 
   def __init__(
@@ -142,7 +142,7 @@ class FastWeights(nnx.Module):
     fast: Array,
     mask: Array | None,
   ) -> tuple[Array, Array, dict[str, Array]]:
-    """Each token of a window writes to the fast weights, then reads them.
+    """Every token of a window updates the fast weights, then queries them.
 
     Args:
       x: the layer's input [B, T, D].
@@ -162,7 +162,7 @@ class FastWeights(nnx.Module):
     steps = jax.nn.softplus(self.decay(x) + self.dt_bias[...][None, None])
     log_decay = -jnp.exp(self.A_log[...])[None, None] * steps
     write = self.largest_write * jax.nn.sigmoid(self.write(x))
-    # Kernels are for chunks of tokens.
+    # Kernels process chunks of tokens.
     by_chunk = x.shape[1] > LONGEST_BY_TOKEN
     read, fast = gated_delta(
       query,
@@ -184,14 +184,13 @@ class FastWeights(nnx.Module):
 class Packing(NamedTuple):
   """A permutation that moves padding to the end of each row.
 
-  Nothing depends on tokens at the end, not even convolutions.
+  No output depends on tokens at the end, even through convolutions.
 
   Attributes:
     mask: bool [B, T], False for padding, in the original order.
     packed_mask: bool [B, T], the mask after packing.
-    order: i32 [B, T], for each place after packing, the index of its token.
-    place: i32 [B, T], for each token that is not padding, its place after
-      packing.
+    order: i32 [B, T], index of the token at each place after packing.
+    place: i32 [B, T], place after packing of each token that is not padding.
   """
 
   mask: Array
@@ -203,7 +202,7 @@ class Packing(NamedTuple):
 def packing(mask: Array) -> Packing:
   """The packing for a mask, bool [B, T], False for padding.
 
-  It is computed once for all layers and passes that read the same tokens.
+  Computed once for all layers and passes over the same tokens.
   """
   order = jnp.argsort(~mask, axis=1, stable=True)
   return Packing(
@@ -234,14 +233,14 @@ _Places = tuple[Array, Array]
 
 
 def _places(packing: Packing) -> tuple[_Places, _Places]:
-  """Where tokens come from in packing, and on the way back, and which do."""
+  """(indices to gather, mask) for packing, and for unpacking."""
   there = packing.order, packing.packed_mask
   return there, (packing.place, packing.mask)
 
 
 @jax.custom_vjp
 def _moved(x: Array, there: _Places, back: _Places) -> Array:
-  """Moves tokens of x [B, T, D]; the gradient is moved back, without sums."""
+  """Moves tokens of x [B, T, D]; the gradient is also a gather."""
   del back
   source, mask = there
   x = jnp.take_along_axis(x, source[..., None], axis=1)

@@ -1,4 +1,4 @@
-"""Expressions, their values, and what models get of them."""
+"""Expressions, their values, and the models' inputs."""
 
 import collections
 import functools
@@ -20,7 +20,7 @@ joined = functools.partial(data_examples.joined, task, CONFIG)
 
 
 def read(tokens):
-  """(value, operations) of the expression in front, which is taken off."""
+  """(value, operations) of the first expression, which is removed."""
   token = tokens.pop(0)
   if token < CONFIG.modulus:
     return token, 0
@@ -31,7 +31,7 @@ def read(tokens):
 
 
 def parsed(batch):
-  """[(tokens, operations)] of rows, which are as they should be."""
+  """[(tokens, operations)] of rows, after checking their format."""
   found = []
   for row in range(len(batch["inputs"])):
     padding = batch["inputs"][row] == CONFIG.ask + 1
@@ -56,14 +56,14 @@ def test_values_are_those_of_the_expressions_and_splits_are_disjoint():
       groups = np.array(CONFIG.eval_operations)[batch["group/operations"]]
       assert [operations for _, operations in found] == groups.tolist()
       found = [f for f, ok in zip(found, batch["valid"], strict=True) if ok]
-      # Each once: of one operation, 50 draws repeat the few that there are.
+      # Each once: with one operation, 50 draws repeat the few that exist.
       assert len({tokens for tokens, _ in found}) == len(found)
       sizes = collections.Counter(operations for _, operations in found)
       assert 10 < sizes[1] < 40 and sizes[5] == 50
     seen[split] = {tokens for tokens, _ in found}
   for one, other in itertools.combinations(seen.values(), 2):
     assert not one & other
-  # Of one operation nearly all there are have been met in training.
+  # Training contains nearly all expressions of one operation.
   assert len([tokens for tokens in seen["train"] if len(tokens) == 3]) > 100
 
 
@@ -77,7 +77,7 @@ def test_expressions_are_drawn_as_they_should():
   assert digits.std() < 0.05 * digits.mean()
   kinds = np.array([numbers[11 + n] for n in range(3)])
   assert kinds.std() < 0.05 * kinds.mean()
-  # Of three operations, one is the root's and the left has 0, 1 or 2.
+  # Of three operations, one is the root and the left subtree has 0, 1 or 2.
   left = collections.Counter()
   for tokens, operations in found:
     if operations == 3:

@@ -12,8 +12,8 @@ RULE_110 = {
 
 
 def scalar(state, num_steps, number):
-  """The same by one cell at a time; a rule's number read as binary digits."""
-  digits = f"{number:08b}"  # Of 111, 110, ..., 000.
+  """The same, one cell at a time, with the rule's number in binary digits."""
+  digits = f"{number:08b}"  # For 111, 110, ..., 000.
   for _ in range(num_steps):
     state = [
       int(digits[7 - (4 * state[i - 1] + 2 * c + state[(i + 1) % len(state)])])
@@ -75,7 +75,7 @@ def test_the_density_of_many_cells_is_close():
     after = after[after]
   exact = float(np.mean(after & 1))
   assert task.density(24, 32, 110) == pytest.approx(exact, abs=3e-4)
-  # No state of 16 cells is that of 17: both ways to count are in use.
+  # 16 and 17 cells: tests both enumeration and sampling.
   assert task.density(16, 8, 110) == pytest.approx(
     task.density(17, 8, 110), abs=2e-3
   )

@@ -1,4 +1,4 @@
-"""What the automaton task hands to models, and how it scores."""
+"""The automaton task's batches and scores."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ def test_every_label_is_the_first_cell_later(split, num_steps):
 
 
 def test_another_rule_has_other_labels():
-  """Rule 204 keeps every cell, rule 51 turns it over."""
+  """Rule 204 keeps every cell, rule 51 inverts it."""
   first = joined(dataclasses.replace(SMALL, rule=204), "train", 1)
   other = joined(dataclasses.replace(SMALL, rule=51), "train", 1)
   cells = first["inputs"][:, :21:7]
@@ -47,7 +47,7 @@ def test_another_rule_has_other_labels():
 
 
 def test_the_constant_floor_is_the_papers_chance():
-  """About a tenth at t = 32; a coin gets a sixteenth, an eighth at t = 1."""
+  """About a tenth at t = 32; chance is a sixteenth, and an eighth at t = 1."""
   config = task.Config(num_eval_examples=20_000)
   dataset = task.make_dataset(config, "test", batch_size=5000, seed=0)
   floor = dataset.facts["constant_floor"]
@@ -90,7 +90,7 @@ def test_scores_of_hand_made_answers():
   }
   answers = jnp.array([[1, 1, 0], [0, 1, 0], [0, 1, 1]])
   logits = 2.0 * jax.nn.one_hot(answers, 4)
-  logits = logits.at[..., -1].set(-jnp.inf)  # As models do to padding.
+  logits = logits.at[..., -1].set(-jnp.inf)  # As models mask padding.
   scores = task.score(Output(logits, {}, {}, {}, {}), batch)
   assert scores["exact_match"].tolist() == [1, 0, 0]
   assert scores["label_accuracy"].tolist() == [1, 0.5, 0]

@@ -1,4 +1,4 @@
-"""Random choices of the Depo task: each has the distribution it should."""
+"""Distributions of the Depo task's random choices."""
 
 import collections
 import itertools
@@ -73,7 +73,7 @@ def test_words_are_distinct_however_many():
 
 
 def test_words_do_not_depend_on_the_other_examples():
-  """Some take more attempts than others, and those one more than these."""
+  """Some words need more attempts than others."""
   settings = config.Config(num_nodes=72, word_base=8)
   counts = np.array([5, 72, 30, 72, 2])
   together = problems.draw_words(settings, 0, np.arange(5), counts)
@@ -93,7 +93,7 @@ def test_orders_are_uniform_and_independent():
   got = problems.examples(
     settings, 0, np.arange(num), np.full(num, 3), np.ones((num, 3), int)
   )["inputs"]
-  assert (got >= 3).all()  # One token ends every word.
+  assert (got >= 3).all()  # Every word ends with one such token.
   starts = got[:, [7, 11, 15]]
   seen = collections.Counter(
     (*edges, *start)
@@ -104,9 +104,9 @@ def test_orders_are_uniform_and_independent():
 
 
 def test_short_words_have_no_place_of_their_own():
-  """They are drawn early, which must not show on the cycle.
+  """They are drawn early, which must not affect the cycle.
 
-  At a node of one token its successor has one token as often as others do.
+  Successors of one-token nodes have one token as often as others.
   """
   settings = config.Config()
   num = 2000
@@ -126,7 +126,7 @@ def test_short_words_have_no_place_of_their_own():
     short.append(num_short / 75)
     both.append(is_short.all(axis=1).mean())
     expected.append(num_short / 75 * (num_short - 1) / 74)
-  # After x draws of each length there are x words of two tokens, hardly any of
-  # them twice, and 50 (1 - exp(-x / 50)) of one: x = 45.2 makes 75.
+  # After x draws of each length there are x words of two tokens, with few
+  # duplicates, and 50 (1 - exp(-x / 50)) words of one token: 75 for x = 45.2.
   assert np.mean(short) == pytest.approx(1 - 45.2 / 75, abs=0.005)
   assert np.mean(both) == pytest.approx(np.mean(expected), abs=0.003)

@@ -1,4 +1,4 @@
-"""What the Depo task hands to models, and how it scores."""
+"""The Depo task's batches and scores."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from loopjax.data.depo import task
 from loopjax.types import Output
 
 PAPER = task.Config(num_eval_examples=50)
-# Words of up to three tokens, more context than needed, K no power of two.
+# Words of up to three tokens, more context than needed, K not a power of two.
 OTHER = task.Config(
   num_nodes=9,
   max_hops=6,
@@ -33,7 +33,7 @@ joined = functools.partial(data_examples.joined, task)
 
 
 def read_word(config, tokens):
-  """Takes one word off the front: tokens below V0, then one below 2 V0."""
+  """Removes the first word: tokens below V0, then one below 2 V0."""
   word = [tokens.pop(0)]
   while word[-1] < config.word_base:
     word.append(tokens.pop(0))
@@ -81,7 +81,7 @@ def test_every_answer_is_so_many_steps_along_the_cycle(name, split):
       path.append(edges[path[-1]])
       assert len(path) <= len(edges)
     assert len(path) == len(edges)
-    # As many questions as there are nodes to start from, each from another.
+    # As many questions as nodes, each with another start.
     assert len(questions) == min(config.num_queries, len(edges))
     assert len({start for _, start, _, _ in questions}) == len(questions)
     weights = np.zeros(len(inputs))
@@ -143,7 +143,7 @@ def test_evaluation_has_as_many_examples_for_each_number_of_hops():
 
 
 def test_scores_of_hand_made_answers():
-  """Answers of two, one and two tokens; what else is predicted is of no use."""
+  """Answers of two, one and two tokens; other predictions do not count."""
   batch = {
     "targets": jnp.array([[0, 1, 2, 0, 3, 0, 1, 2]] * 4),
     "weights": jnp.array([[0.0, 1, 1, 0, 1, 0, 1, 1]] * 4),
@@ -153,11 +153,11 @@ def test_scores_of_hand_made_answers():
       [3, 1, 2, 3, 3, 3, 1, 2],
       [0, 1, 0, 0, 3, 0, 1, 2],  # Half of the first.
       [0, 1, 2, 0, 0, 0, 0, 0],  # Neither the second nor the third.
-      [0, 0, 2, 0, 3, 0, 1, 0],  # The second alone.
+      [0, 0, 2, 0, 3, 0, 1, 0],  # Only the second.
     ]
   )
   logits = 2.0 * jax.nn.one_hot(answers, 5)
-  logits = logits.at[..., -1].set(-jnp.inf)  # As models do to padding.
+  logits = logits.at[..., -1].set(-jnp.inf)  # As models mask padding.
   scores = task.score(Output(logits, {}, {}, {}, {}), batch)
   assert scores["exact_match"].tolist() == [1, 0, 0, 0]
   np.testing.assert_allclose(
@@ -168,7 +168,7 @@ def test_scores_of_hand_made_answers():
     scores["loss"], small + np.array([0, 0.4, 1.2, 0.8]), rtol=1e-4
   )
   assert all(value.dtype == jnp.float32 for value in scores.values())
-  # Some models have logits of the answer chunk alone.
+  # Some models have logits of the answer chunk only.
   last = task.score(Output(logits[:, 1:], {}, {}, {}, {}), batch)
   jax.tree.map(np.testing.assert_array_equal, last, scores)
 

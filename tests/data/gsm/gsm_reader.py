@@ -1,4 +1,4 @@
-"""Reads and solves word problems, knowing nothing but their text."""
+"""Parses and solves word problems from their text alone."""
 
 import collections
 import dataclasses
@@ -16,13 +16,13 @@ STATEMENT = re.compile(
 
 @dataclasses.dataclass
 class Problem:
-  """What a text says.
+  """The contents of a text.
 
   Attributes:
     asked: name.
     rules: by name ("number", value), ("unknown",), ("plus" or "times", name,
       value), ("minus", name, name) or ("sum", names ...).
-    given: totals of which a number is said.
+    given: totals with a given number.
     members: items by the total that counts them.
   """
 
@@ -33,7 +33,7 @@ class Problem:
 
 
 def read(lines):
-  """Sentences in any order; every one must be understood."""
+  """Sentences in any order; every one must be parsed."""
   asked, rules, given, everything = None, {}, {}, None
   for line in lines:
     if match := re.fullmatch(rf"how many are ({NAME}) \?", line):
@@ -66,14 +66,14 @@ def read(lines):
 
 
 def operands(problem, name):
-  """Names that this one is made of."""
+  """Names on which this one depends directly."""
   if name.startswith("all"):
     return problem.members[name]
   return [part for part in problem.rules[name][1:] if isinstance(part, str)]
 
 
 def below(problem, name):
-  """The quantity and all that it is made of."""
+  """The quantity and all its dependencies."""
   found = [name]
   for name in found:
     found += [part for part in operands(problem, name) if part not in found]
@@ -81,9 +81,9 @@ def below(problem, name):
 
 
 def needed(problem):
-  """Names that the answer needs: all below what is asked for.
+  """Names that the answer needs: all dependencies of the question's quantity.
 
-  If that is unknown, all below the given total that is made of it.
+  If that is unknown, all dependencies of the given total that depends on it.
   """
   if problem.rules.get(problem.asked) != ("unknown",):
     return below(problem, problem.asked)
@@ -100,7 +100,7 @@ def num_operations(problem, names=None):
   names = needed(problem) if names is None else names
   return sum(
     len(operands(problem, name))
-    or 1  # A constant that stands alone, or beside another quantity.
+    or 1  # A constant alone, or beside another quantity.
     for name in names
   ) + sum(
     problem.rules.get(name, "?")[0] in ("plus", "times") for name in names
@@ -108,12 +108,11 @@ def num_operations(problem, names=None):
 
 
 def solve(problem):
-  """Every quantity as slope * x + offset, then each x from a given total.
+  """Writes quantities as slope * x + offset, finds each x from a given total.
 
   Returns:
-    Values by name. There is no other solution: quantities are computed one by
-    one, and each given total has one unknown x of its own, with a slope that is
-    not 0.
+    Values by name. The solution is unique: quantities are computed one by one,
+    and each given total has its own unknown x, with a non-zero slope.
   """
   names = {part for name in problem.rules for part in operands(problem, name)}
   names |= {problem.asked, *problem.rules, *problem.given}
@@ -140,7 +139,7 @@ def solve(problem):
 
 
 def combine(name, rule, parts):
-  """Slopes of what these make, by unknown; the offset's name is empty."""
+  """Slopes of the result by unknown; the offset's name is empty."""
   if rule[0] == "number":
     return {"": rule[1]}
   if rule[0] == "unknown":
@@ -157,7 +156,7 @@ def combine(name, rule, parts):
 
 
 def canonical(problem, name):
-  """What the quantity is made of, without names and order."""
+  """The structure of a quantity, without names and order."""
   rule = problem.rules.get(name, ("total",))
   if rule[0] == "unknown":
     rule = ("number", solve(problem)[name])

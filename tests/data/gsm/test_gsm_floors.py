@@ -27,7 +27,7 @@ def facts(config, **kwargs):
 
 
 def test_floors_are_those_of_the_texts():
-  """Counted again in what a person reads."""
+  """Counted again in the readable text."""
   dataset = task.make_dataset(SMALL, "test", batch_size=30, seed=0)
   answers, copied, added = (collections.defaultdict(list) for _ in range(3))
   for batch in pipeline.iterate(dataset.batches, num_threads=0):
@@ -61,7 +61,7 @@ def test_floors_do_not_depend_on_who_reads():
 
 
 def test_without_distractors_a_lone_constant_is_the_answer():
-  """What copying scores where nothing else is said."""
+  """The score of copying if there is only one number."""
   alone = dataclasses.replace(SMALL, min_length=0, max_length=0)
   got = facts(alone)
   assert got["floor/lone_constant/operations=1"] == 1
@@ -71,7 +71,7 @@ def test_without_distractors_a_lone_constant_is_the_answer():
 
 
 def test_no_constant_is_copied_to_the_answer():
-  """Of hundreds of problems; of one and two operations nearly all once were."""
+  """Over hundreds of problems; with one and two operations nearly all occur."""
   every = tuple(range(1, 9))
   got = facts(task.Config(eval_ops=every, num_eval_examples=800))
   for number in every:

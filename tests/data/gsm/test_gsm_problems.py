@@ -1,4 +1,4 @@
-"""Every problem, read and solved again from its text alone."""
+"""Every problem, parsed and solved from its text alone."""
 
 import collections
 import dataclasses
@@ -47,7 +47,7 @@ def texts(settings, num, operations, **kwargs):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("operations", range(1, 9))
 def test_every_answer_follows_from_its_text(operations, mode):
-  """So many operations, one solution, and distractors that change nothing."""
+  """This many operations, one solution, and distractors without effect."""
   settings = dataclasses.replace(SHORT, reverse_fraction=MODES[mode])
   is_reverse = mode == "reverse" and operations > 1
   chance = random.Random(operations)
@@ -76,13 +76,13 @@ def test_every_answer_follows_from_its_text(operations, mode):
 
 @pytest.mark.parametrize("operations", [1, 2, 3, 5])
 def test_problems_that_nobody_asks_for_look_like_the_one_that_is(operations):
-  """They have as many operations, and share no quantity with each other."""
+  """They have as many operations, and no shared quantities."""
   settings = config.Config(reverse_fraction=0.5)
   num_decoys = []
   for lines, _ in texts(settings, 60, operations):
     problem = read(lines)
     core = set(needed(problem))
-    if problem.given:  # Every total is of a problem.
+    if problem.given:  # Every total belongs to a problem.
       every = [below(problem, total) for total in problem.given]
       names = [name for part in every for name in part]
       assert len(set(names)) == len(names)
@@ -96,13 +96,13 @@ def test_problems_that_nobody_asks_for_look_like_the_one_that_is(operations):
       apart = [part for part in every if not core & set(part)]
       same = [p for p in apart if num_operations(problem, p) == operations]
       num_decoys.append(len(same))
-  fit = {1: 15, 2: 8, 3: 4, 5: 2}[operations]  # Into 150 tokens and more.
+  fit = {1: 15, 2: 8, 3: 4, 5: 2}[operations]  # In 150 or more tokens.
   assert min(num_decoys) >= 1
   assert np.mean(num_decoys) >= fit
 
 
 def test_further_quantities_are_of_all_kinds_and_of_all_problems():
-  """Each is a constant, or made of one or two of the problems' quantities."""
+  """Each is a constant, or depends on one or two quantities of the problems."""
   kinds, of_core, totals = collections.Counter(), [], 0
   settings = config.Config(reverse_fraction=1.0)
   for lines, _ in texts(settings, 60, 4):
@@ -147,7 +147,7 @@ def test_texts_of_the_paper():
 
 
 def test_lengths_are_uniform():
-  """But for what a statement of 15 tokens at most leaves."""
+  """Up to one statement of at most 15 tokens."""
   settings = config.Config(min_length=300, max_length=500)
   lengths = lengths_of(settings, 1200, 2)
   assert lengths.min() >= 300 and lengths.max() <= 500
@@ -180,7 +180,7 @@ def test_the_shortest_context_is_as_long_as_the_longest_problem(
 
 
 def test_all_statements_are_in_no_order():
-  """A quantity is told before what it is made of as often as after."""
+  """A quantity is stated before its operands as often as after."""
   before, places = [], []
   for lines, _ in texts(SHORT, 400, 6):
     problem = read(lines)
@@ -198,7 +198,7 @@ def test_all_statements_are_in_no_order():
 
 
 def test_everything_that_can_be_said_is_said():
-  """All kinds of quantities, all words, both modes as often as asked."""
+  """All kinds of quantities, all words, both modes, as often as requested."""
   settings = dataclasses.replace(SHORT, reverse_fraction=0.25)
   kinds, shared, reverse, seen = collections.Counter(), [], [], set()
   for lines, _ in texts(settings, 800, 6):
@@ -228,7 +228,7 @@ def test_everything_that_can_be_said_is_said():
 
 
 def problems_of(operations, num, split):
-  """Each without names, and the name of what is computed last."""
+  """Each problem without names, and the name of its final quantity."""
   settings = config.Config(
     context_length=92, min_length=0, max_length=0, max_constant=10,
     train_ops=(operations,), eval_ops=(operations,), num_eval_examples=num,
@@ -250,13 +250,13 @@ def test_no_problem_is_in_two_splits_with_other_names(operations):
   )
   assert min(len(validation), len(test)) > 50
   assert not set(train) & (validation | test) and not validation & test
-  # Problems of one part do come again.
+  # Problems repeat within a split.
   assert sum(problem in train[:750] for problem in train[750:]) > 20
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_of_few_operations_the_last_name_counts(split):
-  """There are 76,800 names and constants, and all constants in both parts."""
+  """There are 76,800 names and constants; both splits have all constants."""
   train = list(problems_of(1, 4000, "train"))
   evaluation = set(problems_of(1, 700, split))
   assert not set(train) & evaluation

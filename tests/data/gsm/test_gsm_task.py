@@ -1,4 +1,4 @@
-"""What the GSM task hands to models, and how it scores."""
+"""The GSM task's batches and scores."""
 
 import collections
 import functools
@@ -26,13 +26,13 @@ joined = functools.partial(data_examples.joined, task)
 
 
 def operations(config, inputs):
-  """How many the text has."""
+  """Number of operations in the text."""
   lines = problems.text(config, inputs).split("\n")
   return num_operations(read(lines[:-1]))
 
 
 def test_padding_and_weights_are_where_the_spec_says():
-  """Before the context and after the answer; weights on the answer."""
+  """Padding before the context and after the answer; weights on the answer."""
   spec = task.spec(SMALL)
   for split in ("train", "test"):
     got = joined(SMALL, split, 3)
@@ -44,7 +44,7 @@ def test_padding_and_weights_are_where_the_spec_says():
     assert (np.diff(valid[:, :140], axis=1) >= 0).all()
     assert (np.diff(valid[:, 140:], axis=1) <= 0).all()
     assert valid[:, 139].all()
-    # As many tokens are predicted as are read: ANS and the digits.
+    # As many predictions as inputs: ANS and the digits.
     np.testing.assert_array_equal(got["weights"][:, 140:], valid[:, 140:])
     assert not got["weights"][:, :140].any()
     assert not got["targets"][got["weights"] == 0].any()
@@ -76,7 +76,7 @@ def test_evaluation_has_as_many_examples_for_each_number_of_operations():
 
 @pytest.mark.parametrize("num_last", [4, 6])
 def test_scores_of_hand_made_answers(num_last):
-  """Whether the logits are of all tokens or of the answer chunk alone."""
+  """With logits of all tokens or of the answer chunk only."""
   batch = {
     "targets": jnp.array([[0, 0, 1, 2, 3, 0], [0, 0, 2, 3, 0, 0]]),
     "weights": jnp.array([[0.0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0]]),
@@ -88,7 +88,7 @@ def test_scores_of_hand_made_answers(num_last):
     ([[0, 0, 0, 0, 3, 0], [0, 0, 2, 0, 0, 0]], [0, 0], [2 / 3, 1 / 2]),
   ):
     logits = 2 * np.eye(5, dtype=np.float32)[np.array(answers)]
-    logits[..., -1] = -np.inf  # As models do to padding.
+    logits[..., -1] = -np.inf  # As models mask padding.
     output = Output(jnp.array(logits[:, -num_last:]), {}, {}, {}, {})
     scores = task.score(output, batch)
     assert scores["exact_match"].tolist() == exact
@@ -103,5 +103,5 @@ def test_the_grid_has_twice_as_many_names_as_quantities(length):
   settings = task.Config(context_length=length, min_length=0, max_length=length)
   names = settings.grid_side**2
   assert names >= settings.num_names == 8 + length // 7
-  if length < 5500:  # Then it is as large as it can be.
+  if length < 5500:  # Largest possible size.
     assert 2 * settings.num_names <= names < 3 * settings.num_names

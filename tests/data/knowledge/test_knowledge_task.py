@@ -1,4 +1,4 @@
-"""People, what is said and asked about them, and who is asked about."""
+"""People, statements and questions about them, and their splits."""
 
 import collections
 import functools
@@ -15,7 +15,7 @@ from loopjax.types import Output
 
 CONFIG = task.Config(num_people=60, sequence_length=64, num_eval_people=12)
 VOCABULARY = language.vocabulary()
-QUESTIONS = {  # Of every attribute, with the name as a group.
+QUESTIONS = {  # By attribute, with the name as a group.
   "birth_date": r"When was (.*) born \?",
   "birth_city": r"Where was (.*) born \?",
   "university": r"Where did (.*) study \?",
@@ -29,7 +29,7 @@ joined = functools.partial(data_examples.joined, task, CONFIG)
 
 
 def everybody(config=CONFIG):
-  """What is true: {name: {attribute: value}}, the pronoun among them."""
+  """The facts {name: {attribute: value}}, including pronouns."""
   some = people.draw(config.people_seed, np.arange(config.num_people))
   names = [language.decode(ids) for ids in some.names]
   return {
@@ -47,7 +47,7 @@ def everybody(config=CONFIG):
 
 
 def documents(batch, row):
-  """The texts of a row, without a last one that is cut."""
+  """The texts of a row, without a truncated last one."""
   return [
     language.decode(batch["targets"][row][here][:-1])
     for number in range(1, batch["documents"][row].max() + 1)
@@ -59,7 +59,7 @@ def documents(batch, row):
 
 
 def statement(text, subject, value):
-  """Whether a sentence says a value of a subject, and in which attributes."""
+  """The attributes for which a sentence states a subject's value."""
   return [
     name
     for name, attribute in language.ATTRIBUTES.items()
@@ -77,7 +77,7 @@ def asked(text):
 
 
 def test_the_sizes_are_those_of_the_paper():
-  """47.6 bits of knowledge a person; every value has a text of its own."""
+  """47.6 bits of knowledge per person; every value has a distinct text."""
   assert sum(people.bits().values()) == pytest.approx(47.6, abs=0.05)
   facts = task.make_dataset(CONFIG, "train", batch_size=1, seed=0).facts
   assert facts["knowledge_bits"] == pytest.approx(60 * 47.59, abs=0.5)
@@ -107,7 +107,7 @@ def test_the_sizes_are_those_of_the_paper():
 
 
 def test_all_that_is_said_and_asked_is_true():
-  """By an independent reader; questions are about some people only."""
+  """Checked by an independent parser; questions are about some people only."""
   truth = everybody()
   assert len(truth) == 60
   known = list(truth)[:30]
@@ -153,7 +153,7 @@ def test_rows_are_full_and_shifted_by_one():
     inputs, targets = batch["inputs"][row], batch["targets"][row]
     assert inputs[0] == VOCABULARY.end
     np.testing.assert_array_equal(inputs[1:], targets[:-1])
-    # A document ends with its end.
+    # A document ends with its end token.
     after = 1 + np.cumsum(targets == VOCABULARY.end)
     np.testing.assert_array_equal(batch["documents"][row][1:], after[:-1])
   spec = task.spec(CONFIG)

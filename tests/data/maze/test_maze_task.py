@@ -1,4 +1,4 @@
-"""Mazes, checked by a search of the text that they are drawn as."""
+"""Mazes, checked by a search in their text form."""
 
 import collections
 import dataclasses
@@ -30,7 +30,7 @@ def find(lines, letter):
 
 
 def steps_from(lines, start):
-  """Steps from a cell to every cell that can be reached."""
+  """Steps from a cell to every reachable cell."""
   found, queue = {start: 0}, collections.deque([start])
   while queue:
     i, j = here = queue.popleft()
@@ -46,7 +46,7 @@ batches = functools.partial(data_examples.read, task, num=2)
 
 
 def test_every_path_is_a_shortest_one():
-  """By breadth-first search over the letters; of the asked length or longer."""
+  """By breadth-first search over the text; at least of the requested length."""
   lengths = []
   for batch in batches(CONFIG, "train")[1]:
     for inputs, targets in zip(batch["inputs"], batch["targets"], strict=True):
@@ -60,7 +60,7 @@ def test_every_path_is_a_shortest_one():
       for (i, j), (k, m) in itertools.pairwise(ordered):
         assert abs(i - k) + abs(j - m) == 1
       assert "\n".join(answer).replace("o", " ") == "\n".join(lines)
-      # Every free cell can be reached; a border on two sides is wall.
+      # Every free cell is reachable; a border on two sides is wall.
       assert len(steps) == sum(x != "#" for line in lines for x in line)
       assert set(lines[-1]) == {"#"}
       lengths.append((steps[goal], max(steps.values())))

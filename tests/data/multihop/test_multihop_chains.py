@@ -1,4 +1,4 @@
-"""Chains follow the graph, splits are disjoint, roles are told right."""
+"""Chains follow the graph, splits are disjoint, roles are correct."""
 
 import itertools
 import tracemalloc
@@ -127,7 +127,7 @@ def test_drawing_is_uniform_over_what_is_not_taken():
 
 
 def test_deep_chains_are_drawn_without_listing_them():
-  """5e10 chains of eight hops: memory is that of what is drawn."""
+  """5e10 chains of eight hops: memory is proportional to the draws."""
   tracemalloc.start()
   splits = chains.make_splits(PAPER, (2_000,) * 7, (500,) * 7, 0)
   peak = tracemalloc.get_traced_memory()[1]
@@ -171,8 +171,8 @@ def test_the_papers_sizes_leave_a_quarter_without_both_roles():
     seen = chains.seen_roles(graph, splits, 2)
     names, ids = chains.role_exposure(splits["test_id_2"], seen)
     shares.append(np.mean(ids == names.index("both")))
-  # A fact is the first hop of 10 chains. One is held out, each other one is
-  # trained on with probability 1/5: 1 - 0.8^9 = 0.87, and about the same for
+  # A fact is the first hop of 10 chains. One is held out, each of the others is
+  # in training with probability 1/5: 1 - 0.8^9 = 0.87, and about the same for
   # the second hop.
   np.testing.assert_allclose(shares, 0.75, atol=0.03)
 

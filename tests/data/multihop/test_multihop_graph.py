@@ -1,4 +1,4 @@
-"""Two graphs with what section 2 of the paper asks of them."""
+"""Two graphs with the properties of section 2 of the paper."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_relations_and_tails_are_uniform():
     counts = np.bincount(values, minlength=num)
     expected = graph.num_facts / num
     chi_square = np.sum((counts - expected) ** 2 / expected)
-    # Relations of one entity exclude each other, which lowers theirs.
+    # Relations of one entity exclude each other, which lowers their variance.
     assert chi_square < num + 6 * (2 * num) ** 0.5
 
 

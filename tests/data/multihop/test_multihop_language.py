@@ -77,7 +77,7 @@ def test_where_a_hop_can_first_be_known(format, hops, expected):
   )
   for position in expected:
     last = int(tokens[0, position])
-    # The relation, or in the reverse order the entity that comes last.
+    # The relation, or in reverse order the last entity.
     assert last < 7 and (last >= 4) == (format != "reverse" or hops == 1)
 
 

@@ -1,4 +1,4 @@
-"""What the multi-hop task hands to models, and how it scores."""
+"""The multi-hop task's batches and scores."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ def whole(config, split, num=None, **kwargs):
 
 @functools.cache
 def known(config):
-  """Entities and relations by word, and where an entity and a relation lead."""
+  """Entities and relations by word, and tails by entity and relation."""
   facts, _ = task._splits(config)
   entity_of = {task.decode(config, [i]): i for i in range(2 * 20)}
   relation_of = {task.decode(config, [40 + i]): i for i in range(8)}
@@ -91,12 +91,12 @@ def test_every_example_says_what_the_graph_says(format, split):
     (last,) = np.flatnonzero(got["weights"][row])
     assert got["weights"][row, last] == 1
     assert got["targets"][row, last] == path[-1]
-    # The answer is read at the last real token; padding comes after.
+    # The answer is predicted at the last real token; padding follows.
     real = got["inputs"][row] < config.vocabulary.padding
     np.testing.assert_array_equal(real, np.arange(len(real)) <= last)
     assert (got["targets"][row][got["weights"][row] == 0] == 0).all()
     if split == "train":
-      assert hops == 1 or path[0] < 20  # Chains are of graph A.
+      assert hops == 1 or path[0] < 20  # Chains belong to graph A.
       continue
     bridges = [-1, *path[1:]]
     bridges += [-1] * (config.sequence_length - len(bridges))
@@ -149,7 +149,7 @@ def test_evaluation_holds_all_splits_and_who_is_in_which():
       assert roles[role_exposure].split("/")[0] == name
     else:
       assert role_exposure == -1
-  # Examples of no group are in no sum.
+  # Examples without a group are in no sum.
   sums = jax.ops.segment_sum(
     jnp.ones(len(got["group/role_exposure"])),
     got["group/role_exposure"],
@@ -215,7 +215,7 @@ def test_the_runs_seed_orders_and_the_tasks_seeds_choose():
 
 
 def test_the_papers_data_stays():
-  """Another number here means other data: results no longer compare."""
+  """A different number means different data: results are not comparable."""
   dataset = task.make_dataset(task.Config(), "train", batch_size=500, seed=0)
   assert dataset.facts == {
     "train_examples": 20_000,
@@ -232,7 +232,7 @@ def test_the_papers_data_stays():
 
 
 def test_scores_after_every_loop():
-  """A model that follows one more relation in each loop."""
+  """A model that follows one relation per loop."""
   dataset, batch = whole(SMALL, "test")
   bridges = batch["bridges"]
   hops = (bridges >= 0).sum(axis=1)

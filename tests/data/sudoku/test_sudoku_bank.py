@@ -79,7 +79,7 @@ def test_9x9_puzzles_are_of_all_difficulties():
 
 
 def test_made_saved_and_loaded(tmp_path):
-  """The script's parts, on a size that the bank does not have."""
+  """The script's parts, for a size that is not in the bank."""
   board = board_lib.Board(3, 2)
   rng = np.random.default_rng(0)
   made = make_bank.make_puzzles(board, 60, 0.5, 40, rng)

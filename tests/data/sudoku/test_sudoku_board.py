@@ -15,7 +15,7 @@ ALL_BOARDS = [
 
 
 def pattern(board):
-  """A solution: each row is the row above moved on by a box width."""
+  """A solution: each row is the previous one shifted by a box width."""
   line = np.arange(board.size)
   offset = line % board.box_rows * board.box_cols + line // board.box_rows
   return ((offset[:, None] + line) % board.size + 1).reshape(-1)
@@ -52,7 +52,7 @@ def test_is_solution(board):
   assert board_lib.is_solution(board, grid[None]).tolist() == [True]
   broken = np.tile(grid, (4, 1))
   broken[0, 0] = 0
-  broken[1, [0, 1]] = broken[1, [1, 0]]  # Right row and box, wrong columns.
+  broken[1, [0, 1]] = broken[1, [1, 0]]  # Valid row and box, invalid columns.
   broken[2, -1] = board.size + 1
   assert board_lib.is_solution(board, broken).tolist() == [0, 0, 0, 1]
 

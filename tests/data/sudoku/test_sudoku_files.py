@@ -1,4 +1,4 @@
-"""Reading CSV files, every mistake in them, and what is kept of them."""
+"""Reading CSV files, every error in them, and the cache."""
 
 import builtins
 import gzip
@@ -39,7 +39,7 @@ def write(tmp_path):
 
 
 def fails(path, *parts, **options):
-  """Reads a file, expects one line that holds all parts, returns it."""
+  """Reads a file; returns the error, one line with all these parts."""
   with pytest.raises(errors.UserError) as caught:
     files.read(BOARD, path, **options)
   message = str(caught.value)
@@ -81,7 +81,7 @@ def test_no_permission(write, monkeypatch):
   def refuse(*_):
     raise PermissionError(13, "Permission denied")
 
-  # The tests may run as a user who may read everything.
+  # The tests may run as root.
   monkeypatch.setattr(builtins, "open", refuse)
   fails(path, f"{path}: cannot be read (Permission denied)")
 
@@ -175,7 +175,7 @@ def test_number_of_solutions_on_request(write):
 
 
 def test_question_without_solution_contradicts_its_answer(write):
-  """No answer fits it, so this shows without solving."""
+  """No answer can be valid, which is detected without solving."""
   path = write(HEADER + f"mine,123....4........,{ANSWER},0\n")
   fails(path, f"{path}:2: the answer contradicts", check_solutions=True)
 
@@ -246,7 +246,7 @@ def test_hub_download(monkeypatch, write):
 
 
 def large(num, replaced=None):
-  """A file of `num` packaged 6x6 puzzles, some lines of it replaced."""
+  """A file of `num` packaged 6x6 puzzles with some lines replaced."""
   board = board_lib.Board(2, 3)
   questions, answers = boards(bank.load_bank(board), board)
   text = [
@@ -261,7 +261,7 @@ def large(num, replaced=None):
 
 
 def test_a_file_of_many_chunks(write, monkeypatch):
-  """Of another size of board, with a last chunk that is not full."""
+  """Another board size, with a partial last chunk."""
   monkeypatch.setattr(files, "_CHUNK", 64)
   board, questions, answers, text = large(200)
   for path in (write(text), write(gzip.compress(text.encode()), "packed")):
@@ -281,14 +281,14 @@ def test_a_bad_row_at_the_edge_of_a_chunk(write, monkeypatch, line):
   monkeypatch.setattr(files, "_CHUNK", 64)
   board, _, _, text = large(200, {line: "bad"})
   path = write(text)
-  for _ in range(2):  # Nothing of the first time is kept.
+  for _ in range(2):  # Errors are not cached.
     with pytest.raises(errors.UserError, match=f"puzzles.csv:{line}: has 1"):
       files.read(board, path)
   puzzles = files.read(board, path, "skip")
   assert puzzles.num_skipped == 1
   expected = [i for i in range(200) if i != line - 2]
   assert puzzles.ratings.tolist() == expected
-  # What is kept now has been read with "skip".
+  # The cache now has the result of "skip".
   with pytest.raises(errors.UserError, match=f"puzzles.csv:{line}: has 1"):
     files.read(board, path)
 
@@ -319,7 +319,7 @@ def test_what_changes_the_result_is_read_anew(write):
 @pytest.mark.parametrize("name", [*files._COLUMNS, "facts.json"])
 def test_a_kept_file_that_changed_is_noticed(write, kept, name):
   path = write(HEADER + GOOD)
-  # Copies, for what is read is mapped from the very files.
+  # Copies, because results are memory-mapped from these files.
   expected = [np.array(column) for column in files.read(BOARD, path)]
   (entry,) = kept.glob("[!.]*")
   content = bytearray((entry / name).read_bytes())

@@ -48,7 +48,7 @@ def brute_force(board, puzzle):
 
 
 def wrong_guesses(board, options, guessed=False):
-  """The rating by its definition: `options` is a set of digits per cell."""
+  """The rating by its definition; `options` has a set of digits per cell."""
   units = board.units.tolist()
   digits = set(range(1, board.size + 1))
   before = None
@@ -124,7 +124,7 @@ def test_empty_boards_stop_at_two_solutions(boxes):
 def test_impossible_boards_have_no_solution():
   board = board_lib.Board(3, 3)
   puzzles = np.zeros((4, 81), np.uint8)
-  puzzles[0, [0, 1]] = 5  # Two in a row.
+  puzzles[0, [0, 1]] = 5  # Twice in a row.
   puzzles[1, :9] = [1, 2, 3, 4, 5, 6, 7, 8, 0]
   puzzles[1, 17] = 9  # The last cell of the row has no digit left.
   puzzles[2, 40] = 10  # Not a digit.

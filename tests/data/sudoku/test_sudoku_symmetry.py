@@ -88,7 +88,7 @@ def test_largest_uniforms_are_in_range():
 
 
 def test_rows_of_a_batch_are_independent():
-  """So the order of the data does not depend on how it is divided."""
+  """The order of the data does not depend on its partition."""
   board = board_lib.Board(2, 3)
   rng = np.random.default_rng(0)
   uniforms = rng.random((20, symmetry.num_uniforms(board)))
@@ -122,7 +122,7 @@ def test_class_key_is_invariant(board):
   ],
 )
 def test_the_keys_stay(board, grid, key):
-  """Another number here means other splits: results no longer compare."""
+  """A different number means different splits: results are not comparable."""
   grids = np.array([[int(digit) for digit in grid]])
   assert symmetry.class_key(board, grids).tolist() == [key]
 
@@ -133,7 +133,7 @@ def test_class_key_separates_the_two_small_classes():
   assert len(grids) == 288
   keys, counts = np.unique(symmetry.class_key(board, grids), return_counts=True)
   assert len(keys) == 2 and sorted(counts) == [96, 192]
-  # The smaller class, and nothing else, is the test split.
+  # The test split is exactly the smaller class.
   assert ((symmetry.place(keys) < task.TEST_SHARE) == (counts == 96)).all()
 
 

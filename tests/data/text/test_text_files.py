@@ -1,4 +1,4 @@
-"""What is read of files, and what is said of bad ones."""
+"""Reading text files, and errors for malformed ones."""
 
 import gzip
 import sys
@@ -43,7 +43,7 @@ def test_all_formats_hold_the_same(read, name, chunk):
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("chunk", [1000, 1 << 20])
 def test_plain_text_is_cut_at_blank_lines(read, monkeypatch, pack, chunk):
-  """No byte is lost; sections have about the size that they should have."""
+  """No byte is lost; sections have about the intended size."""
   monkeypatch.setattr(documents, "SECTION_BYTES", 100)
   text = "".join(s + "\n" * (1 + n % 3) for n, s in enumerate(sentences(80)))
   found = read("a.txt", packed_twice(text.encode(), pack), chunk=chunk)
@@ -89,7 +89,7 @@ def test_prompts_are_read_and_completions_predicted(read):
 
 
 def test_turns_of_a_conversation_are_separated(read):
-  """And where a completion ends is predicted."""
+  """And the end of a completion is predicted."""
   said = [("user", "A?"), ("assistant", "B"), ("user", "C?"), ("gpt", "D")]
   turns = [{"from": who, "value": what} for who, what in said]
   assert read("a.json", jsonl([{"m": turns}]), "m") == [
@@ -202,7 +202,7 @@ def test_sources(tmp_path):
 
 
 def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
-  """A pattern is compared with the whole path, as one of local files is."""
+  """A pattern matches the whole path, as for local files."""
   names = ("a.txt", "data/b.txt", "data/a.txt", "data/c.md", "data/old/d.txt")
 
   def lists(repository, repo_type):

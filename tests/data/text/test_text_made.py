@@ -1,4 +1,4 @@
-"""Text that is made up."""
+"""Synthetic text."""
 
 import collections
 import pathlib

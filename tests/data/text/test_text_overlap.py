@@ -41,7 +41,7 @@ def test_runs_are_those_of_13_words_in_a_row():
   for one, other in ((4, 5), (5, 6), (6, 3)):
     common = expected[one] & expected[other]
     assert len(found[one] & found[other]) == len(common)
-  # Wherever they stand, alone or among others, and however they are written.
+  # Anywhere, alone or among others, in any spelling.
   assert runs(texts[6])[0] == found[6]
   run = words(7, 13)
   written = f"So: “{words(7, 13, between=', ')}”!".upper()
@@ -124,7 +124,7 @@ def of_training(*texts):
 
 
 def test_items_are_rows_without_repetition(items):
-  """The requests for one item are one; a prompt's examples are no part."""
+  """The requests for one item count once; a prompt's examples do not count."""
   found = overlap.read_items(list(items.values()))
   assert found.names == tuple(items.values())
   assert np.bincount(found.file).tolist() == [3, 2, 1, 1]
@@ -136,8 +136,8 @@ def test_items_are_rows_without_repetition(items):
 def test_items_in_training_are_counted(config, capsys):
   shared = of_training(
     f"{words(102, 13, ' ')} and",  # Of the first request.
-    words(101, 13),  # Again.
-    words(201, 12),  # One word less than it takes.
+    words(101, 13),  # Repeated.
+    words(201, 12),  # One word too short.
     words(500, 13, between=", ").upper(),
     words(720, 20),
   )

@@ -1,4 +1,4 @@
-"""Documents in rows: nothing is lost, nothing runs into anything else."""
+"""Documents in rows: nothing is lost, and documents stay separate."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def pieces_of(rows):
   found = []
   for row in range(len(rows["inputs"])):
     ids = rows["documents"][row]
-    assert (ids[: np.count_nonzero(ids)] > 0).all()  # Padding is behind.
+    assert (ids[: np.count_nonzero(ids)] > 0).all()  # Padding is at the end.
     for number in range(1, ids.max() + 1):
       here = ids == number
       found.append(
@@ -47,7 +47,7 @@ def pieces_of(rows):
 
 @pytest.mark.parametrize("length", [4, 16, 64])
 def test_every_prediction_is_there_once(length):
-  """What is predicted, from what, whether it counts and its bytes."""
+  """Targets, inputs, whether they count, and bytes."""
   given = documents()
   packed = packing.pack(given, length, len(SIZES))
   rows = packing.unpack(packed.records, length, SIZES, PADDING)
@@ -83,7 +83,7 @@ def test_every_prediction_is_there_once(length):
 
 
 def test_the_fullest_row_with_room_is_taken():
-  """Longest first; each where it leaves the least room."""
+  """Longest first; each in the fullest row that fits."""
   assert packing.best_fit(np.array([2, 3, 6, 5, 4, 10]), 10) == [
     [5],
     [2, 4],

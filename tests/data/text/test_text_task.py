@@ -46,7 +46,7 @@ def joined(parts):
 
 
 def texts(rows):
-  """The documents of rows that were not cut, as text."""
+  """The documents of rows that were not split, as text."""
   found = []
   for row in range(len(rows["inputs"])):
     ids = rows["documents"][row]
@@ -60,7 +60,7 @@ def texts(rows):
 
 
 def test_splits_share_no_document_and_lose_none(config):
-  """And a document's split depends on its text alone."""
+  """A document's split depends on its text alone."""
   config = change(config, sequence_length=512)
   whole = {*sentences(300), *sentences(200, 1000)}
   seen = {}
@@ -155,7 +155,7 @@ def test_every_epoch_has_every_row(config):
 
 
 def test_sources_are_mixed_as_they_weigh():
-  """Exactly so in every 1024 rows; each source has epochs of its own."""
+  """Exact in every 1024 rows; each source has its own epochs."""
   counts = np.array([400, 300, 500])
   positions = np.arange(4 * 1024)
   source, row = task.mixed((0.5, 0.2, 0.3), counts, 0, positions)
@@ -187,7 +187,7 @@ def test_evaluation_names_the_sources(config):
 
 
 def test_scores_are_those_of_the_corpus(config):
-  """A model that knows nothing needs log2(V) bits a token."""
+  """An uninformed model needs log2(V) bits per token."""
   rows = joined(batches(config, "test"))
   rows = {name: value[rows["valid"]] for name, value in rows.items()}
   logits = jnp.zeros((*rows["inputs"].shape, PADDING + 1))
@@ -207,7 +207,7 @@ def test_scores_are_those_of_the_corpus(config):
 
 
 def test_ends_of_documents_count_where_a_row_has_nothing_else():
-  """Bits of rows without bytes are part of the corpus's bits per byte."""
+  """Bits of rows without bytes count in the corpus's bits per byte."""
   batch = {
     "targets": np.array([[0, 1], [1, 1]]),
     "weights": np.array([[1.0, 1.0], [1.0, 0.0]], np.float32),
@@ -262,14 +262,14 @@ def test_rows_are_packed_once(config, capsys, monkeypatch):
 
 
 def test_there_are_processes_for_the_cpus_that_may_be_used(monkeypatch):
-  """Of all, where the system does not say which these are."""
+  """All CPUs, if the system does not report the available ones."""
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
   assert parallel._num_cpus() == 3
   monkeypatch.delattr(os, "sched_getaffinity")
   assert parallel._num_cpus() == os.cpu_count()
 
 
-@pytest.mark.manual  # A process takes seconds to start.
+@pytest.mark.manual  # Processes take seconds to start.
 def test_several_processes_pack_the_same_rows(config, monkeypatch):
   config = change(config, train_files=config.sources[0])
   monkeypatch.setattr(files, "CHUNK_BYTES", 4000)
@@ -348,7 +348,7 @@ def test_a_document_longer_than_a_row_is_cut(config, tmp_path):
 def test_a_cache_entry_of_a_killed_process_is_made_again(
   config, user_cache, capsys
 ):
-  """Files of a writer that was killed, and rows that were truncated since."""
+  """Files of a killed writer, and rows truncated later."""
   expected = batches(config, "train", 2)
   cache = user_cache / "text"
   entries = [path for path in cache.iterdir() if not path.suffix]
@@ -364,7 +364,7 @@ def test_a_cache_entry_of_a_killed_process_is_made_again(
   assert said.count("rebuilding it") == said.count("reading, packing") == 2
 
 
-@pytest.mark.manual  # A process takes seconds to start.
+@pytest.mark.manual  # Processes take seconds to start.
 def test_a_killed_process_is_one_line(config, monkeypatch):
   monkeypatch.setattr(parallel, "_MIN_BYTES", 0)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -392,7 +392,7 @@ def test_a_full_disk_is_one_line(config, monkeypatch, user_cache):
 
 @pytest.fixture
 def tokenizer(tmp_path):
-  """A byte-level BPE of a few merges, made here."""
+  """A byte-level BPE with a few merges, trained here."""
   made = tokenizers.Tokenizer(tokenizers.models.BPE())
   made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False
@@ -412,7 +412,7 @@ def tokenizer(tmp_path):
 
 @pytest.mark.parametrize("end_token", ["", "<|end|>"])
 def test_any_tokenizer(config, tokenizer, end_token):
-  """Its tokens and their bytes; the ends of documents are ours or its own."""
+  """Its tokens and their bytes; end tokens are added or its own."""
   path, library = tokenizer
   config = change(
     config, tokenizer=path, end_token=end_token, sequence_length=256
@@ -468,9 +468,9 @@ def test_vocabularies_that_do_not_fit(config, tokenizer):
 
 
 def test_a_vocabulary_of_another_tokenizer_is_not_trained_on(config):
-  """As in the presets of language models, which name no tokenizer."""
+  """As in the language models' presets, which name no tokenizer."""
   large = change(config, vocab_size=129_280)
-  assert task.spec(large).vocab_size == 129_280  # To be described.
+  assert task.spec(large).vocab_size == 129_280  # To describe it.
   message = "vocab_size=129280 does not match the tokenizer: .*bytes has 258"
   with refused(message):
     task.make_dataset(large, "train", batch_size=4, seed=0)
