@@ -252,37 +252,38 @@ def export_run(
   partial = folder.with_name(f".{folder.name}.partial")
   shutil.rmtree(partial, ignore_errors=True)
   partial.mkdir(parents=True)
-  kept, task = workdir / DIRECTORY, settings.task
-  tokenizer = tokenizer_lib.of(task)
-  longest = settings.spec.sequence_length
-  base: dict[str, Any] = {
-    layout.context: longest,
-    "eos_token_id": tokenizer.end,
-    "bos_token_id": tokenizer.begin,
-  }
-  if (kept / "config.json").is_file():
-    base = workdir_lib.read_json(kept / "config.json")
-  if task.tokenizer != "bytes":
-    tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
-    tokenizer_files.write_ends(partial, tokenizer)
-  config = {k: v for k, v in base.items() if k not in _DROPPED} | config
-  config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
-  config[STEP] = step
-  workdir_lib.write_json(partial / "config.json", config)
-  made = weights.tensors(
-    gguf.layout_of(layout, options.layout) if options.gguf else layout,
-    params,
-    model.block_shape().head_width,
-    "F32" if options.gguf else _DTYPES[options.dtype],
-    layout.constants(model, base.get(layout.context, longest)),
-  )
-  if options.gguf:
-    gguf.pack(partial, made, options.dtype, end_tokens(partial))
-    os.replace(partial / gguf.PACKED, folder)
-    shutil.rmtree(partial)
-  else:
-    files.write(partial, made, options.max_bytes)
-    os.replace(partial, folder)
+  with contextlib.ExitStack() as stack:
+    stack.callback(shutil.rmtree, partial, ignore_errors=True)
+    kept, task = workdir / DIRECTORY, settings.task
+    tokenizer = tokenizer_lib.of(task)
+    longest = settings.spec.sequence_length
+    base: dict[str, Any] = {
+      layout.context: longest,
+      "eos_token_id": tokenizer.end,
+      "bos_token_id": tokenizer.begin,
+    }
+    if (kept / "config.json").is_file():
+      base = workdir_lib.read_json(kept / "config.json")
+    if task.tokenizer != "bytes":
+      tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
+      tokenizer_files.write_ends(partial, tokenizer)
+    config = {k: v for k, v in base.items() if k not in _DROPPED} | config
+    config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
+    config[STEP] = step
+    workdir_lib.write_json(partial / "config.json", config)
+    made = weights.tensors(
+      gguf.layout_of(layout, options.layout) if options.gguf else layout,
+      params,
+      model.block_shape().head_width,
+      "F32" if options.gguf else _DTYPES[options.dtype],
+      layout.constants(model, base.get(layout.context, longest)),
+    )
+    if options.gguf:
+      gguf.pack(partial, made, options.dtype, end_tokens(partial))
+      os.replace(partial / gguf.PACKED, folder)
+    else:
+      files.write(partial, made, options.max_bytes)
+      os.replace(partial, folder)
 
 
 def _check_options(options: Export) -> None:

@@ -104,7 +104,9 @@ def read_source(
     dtype: of the parameters of a folder.
   """
   path = source / "config.json"
-  if path.is_file() and "model_type" in workdir_lib.read_json(path):
+  if source.is_file() or (
+    path.is_file() and "model_type" in workdir_lib.read_json(path)
+  ):
     if checkpoint is not None:
       raise UserError(f"--checkpoint={checkpoint}: {source} is not a run")
     config, _, params = convert.read_folder(source, dtype=dtype)

@@ -17,6 +17,7 @@ from loopjax.errors import UserError
 from loopjax.generate import chat
 from loopjax.hub import __main__ as hub
 from loopjax.hub import convert, gguf_tokenizer
+from loopjax.hub.retrofit import read_source
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import language_model
 
@@ -299,8 +300,9 @@ def test_a_damaged_file_is_one_line(damage, message, tmp_path, capsys):
 
 def test_a_folder_is_needed_elsewhere(tmp_path):
   path = make(tmp_path / "gguf")
-  with pytest.raises(UserError, match="is a file; `loopjax hub import`"):
-    convert.read_folder(path)
+  for read in (convert.read_folder, lambda x: read_source(x, None)):
+    with pytest.raises(UserError, match="is a file; `loopjax hub import`"):
+      read(path)
 
 
 def test_without_the_package_it_is_named(tmp_path, monkeypatch, capsys):
@@ -496,4 +498,4 @@ def test_what_a_file_cannot_hold_is_one_line(
   assert hub.main(arguments) == 2
   error = capsys.readouterr().err
   assert error.count("\n") == 1 and re.search(message, error)
-  assert not out.exists()
+  assert {x.name for x in tmp_path.iterdir()} == {"hub", "run"}
