@@ -50,7 +50,7 @@ def test_the_table_is_small():
   assert sum(len(file.read_text().splitlines()) for file in files) <= 1000
 
 
-@pytest.mark.long  # Imports all test files.
+@pytest.mark.manual  # Imports all test files.
 def test_every_row_has_a_test_of_the_first_tier():
   rows = mutations.load()
   files = {test.partition("::")[0] for row in rows for test in row.tests}

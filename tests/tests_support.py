@@ -55,12 +55,21 @@ def causal() -> list[str]:
   return by_size([name for name in MODELS if MODELS[name].reading])
 
 
-def crossing(names: str | tuple[str, ...], cases: Iterable, **options):
-  """Parametrizes a test whose first case is representative; others are long."""
+def crossing(
+  names: str | tuple[str, ...], cases: Iterable, *, manual=(), **options
+):
+  """Parametrizes a test whose first case is representative; others are long.
+
+  Cases in `manual` are run by hand: they take long, and others are similar.
+  """
   first, *others = cases
-  one = isinstance(names, str)
-  long = [long_case(*((case,) if one else case)) for case in others]
-  return pytest.mark.parametrize(names, [first, *long], **options)
+  assert set(manual) <= set(others), manual
+  rest = []
+  for case in others:
+    values = (case,) if isinstance(names, str) else case
+    mark = pytest.mark.manual if case in manual else pytest.mark.long
+    rest.append(pytest.param(*values, marks=mark))
+  return pytest.mark.parametrize(names, [first, *rest], **options)
 
 
 def long_case(*values):

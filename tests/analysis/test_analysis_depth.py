@@ -110,7 +110,11 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
   assert np.abs(difference).max() > 1e-3
 
 
-@crossing(("family", "factor"), [("looped", 2), ("melt", 1), ("sleep", 2)])
+@crossing(
+  ("family", "factor"),
+  [("looped", 2), ("melt", 1), ("sleep", 2)],
+  manual=(("sleep", 2),),
+)
 def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
   """In one pass, or by separate runs with several numbers of loops."""
   evaluated = analysis_examples.sampled(

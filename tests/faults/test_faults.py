@@ -46,13 +46,14 @@ def test_asked_to_stop(tmp_path, never_killed):
     pytest.param(drills.truncate, 0, marks=pytest.mark.manual),
     (drills.flip, 4),
     pytest.param(drills.empty, 0, marks=pytest.mark.manual),
-    (drills.edit_record, 0),
+    pytest.param(drills.edit_record, 0, marks=pytest.mark.manual),
   ],
 )
 def test_a_damaged_checkpoint_is_not_loaded(tmp_path, never_killed, how, seed):
   assert drills.damage(tmp_path, never_killed, how, seed)
 
 
+@pytest.mark.manual
 def test_nothing_intact_is_refused(tmp_path, never_killed):
   assert "cannot resume: all checkpoints" in drills.damage_all(
     tmp_path, never_killed

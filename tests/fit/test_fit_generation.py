@@ -17,7 +17,10 @@ def machine(kib):
   return of_cpu._replace(compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.fixture(scope="module", params=["lm_looped", "lm_recurrent"])
+@pytest.fixture(
+  scope="module",
+  params=["lm_looped", pytest.param("lm_recurrent", marks=pytest.mark.manual)],
+)
 def settings(request):
   return config_lib.resolve(load_config(request.param, "smoke"))
 

@@ -56,10 +56,10 @@ def alike(text, other):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), [
-  ("looped", {}),
-  ("looped", {"exit_kept": "state"}),
+  pytest.param("looped", {}, marks=pytest.mark.manual),
+  pytest.param("looped", {"exit_kept": "state"}, marks=pytest.mark.manual),
   ("looped", {"exit_rule": "stable"}),
-  ("looped", {"cache_kind": "mean"}),
+  pytest.param("looped", {"cache_kind": "mean"}, marks=pytest.mark.manual),
   ("looped", {"cache_kind": "first_loop", "prompt_tokens": 20,
               "max_tokens": 36}),
   ("melt", {"changes": {"exit_gate": "unused", "num_loops": 3}}),

@@ -121,7 +121,7 @@ def test_as_many_loops_as_the_text_are_none_fewer(name):
 
 
 @pytest.mark.long
-@crossing("name", FAMILIES)
+@crossing("name", FAMILIES, manual=("recurrent", "disco", "ponderlm"))
 def test_a_text_is_what_it_is_alone(name):
   """For any loops of its neighbours, and any chunk length."""
   requests = [*asked(1), *asked(0), *asked(0, num_loops=1)]
@@ -144,7 +144,7 @@ def test_drafts_and_exits_after_such_prompts():
 
 
 @pytest.mark.long
-@crossing("kind", ["last_loop", "mean", "continuous"])
+@crossing("kind", ["last_loop", "mean", "continuous"], manual=("continuous",))
 def test_other_caches_take_them_too(kind):
   """If loops share keys, there is nothing to fill in."""
   name = "recurrent" if kind == "continuous" else "looped"

@@ -6,7 +6,7 @@ from generate_examples import engine_of, ids, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
-from loopjax.generate import warm
+from loopjax.generate import sizes, warm
 from loopjax.generate.prefixes import BLOCK
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -129,7 +129,8 @@ def test_a_cancelled_prompt_is_not_kept():
 
 
 @pytest.mark.long
-def test_a_warm_engine_compiles_no_copies():
+def test_a_warm_engine_compiles_no_copies(monkeypatch):
+  monkeypatch.setattr(sizes, "NUM_DRAFTS", (2,))
   made = engine(num_slots=2)
   warm.compile_programs(made)
   prefixes = made.prefixes

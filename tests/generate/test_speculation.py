@@ -128,7 +128,7 @@ MIXED = [
 
 
 @pytest.mark.long
-@crossing("name", ["looped", "recurrent"])
+@crossing("name", ["looped", "recurrent"], manual=("recurrent",))
 def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
   """For any neighbours, their drafts, slot, and earlier text in the slot."""
   asked = [one for one in MIXED if name == "looped" or one.exit_threshold == 1]
@@ -140,7 +140,9 @@ def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
 
 
 @crossing(
-  ("name", "num"), itertools.product(("recurrent", "looped"), (2, 8, 3))
+  ("name", "num"),
+  itertools.product(("recurrent", "looped"), (2, 8, 3)),
+  manual=(("recurrent", 8), ("recurrent", 3), ("looped", 8)),
 )
 def test_a_text_does_not_depend_on_the_number_of_drafts(monkeypatch, name, num):
   """Nor on the starts of rounds or their number per call."""

@@ -256,8 +256,13 @@ WITHOUT = {"sudoku_trm": "no effect with model.mixer='mlp'"}
 OF_FLOAT32 = "(16-bit|bfloat16) inputs"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kernels", ["gpu", "tpu"])
+@pytest.mark.parametrize(
+  "kernels",
+  [
+    pytest.param("gpu", marks=pytest.mark.long),
+    pytest.param("tpu", marks=pytest.mark.manual),
+  ],
+)
 @pytest.mark.parametrize(("name", "preset"), SCALES)
 def test_every_preset_has_kernels_or_a_line_that_says_why_not(
   monkeypatch, name, preset, kernels

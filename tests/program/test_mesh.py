@@ -40,6 +40,8 @@ MESHES = {
 
 MIXED = "all"  # Has every axis; the others show which one fails.
 FAMILIES = by_size(MODELS)
+# Half a minute each; melt and adaptive are as large.
+BY_HAND = ("sleep", "recurrent", "hrm", "ponderlm")
 
 
 BFLOAT16 = {"model.precision": "bfloat16", "run.steps_per_call": 1}
@@ -90,7 +92,15 @@ def assert_close(got, expected):
 
 
 @pytest.fixture(
-  scope="module", params=[FAMILIES[0], *map(long_case, FAMILIES[1:])]
+  scope="module",
+  params=[
+    pytest.param(name, marks=pytest.mark.manual)
+    if name in BY_HAND
+    else long_case(name)
+    if name != FAMILIES[0]
+    else name
+    for name in FAMILIES
+  ],
 )
 def family(request):
   """A family's name, and two of its steps on one device."""
@@ -193,7 +203,7 @@ def traffic_of(settings, num_devices, **options):
   return traffic_lib.collectives(hlo.parse(compiled.as_text())), 2 * number
 
 
-@crossing("name", FAMILIES)
+@crossing("name", FAMILIES, manual=BY_HAND)
 def test_split_parameters_are_gathered_once_a_step(name):
   """Their gradients are reduced once, with the results of one device."""
   # Muon also moves matrices: see below.
