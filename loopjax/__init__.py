@@ -43,6 +43,11 @@ def __getattr__(name: str) -> Any:
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+  """Also the names that `__getattr__` finds."""
+  return sorted({*globals(), *_LIBRARY, *_ELSEWHERE})
+
+
 def _numbers(version: str) -> tuple[int, ...]:
   """(0, 10, 2) of "0.10.2.dev1"."""
   parts = version.split(".")
