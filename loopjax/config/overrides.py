@@ -31,6 +31,7 @@ _KINDS = {
   bool: "True or False", int: "an integer", float: "a number",
   str: "a string", tuple: "a tuple",
 }  # fmt: skip
+
 SECTIONS: Mapping[str, Any] = {
   "optim": chain.Config,
   "loop": LoopOptions,
