@@ -44,8 +44,14 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-  """Also the names that `__getattr__` finds."""
-  return sorted({*globals(), *_LIBRARY, *_ELSEWHERE})
+  """The names that `__getattr__` finds, and modules that are imported."""
+  ours = [
+    name
+    for name, value in globals().items()
+    if name.startswith("_")
+    or getattr(value, "__name__", "").startswith(f"{__name__}.")
+  ]
+  return sorted({*ours, *_LIBRARY, *_ELSEWHERE})
 
 
 def _numbers(version: str) -> tuple[int, ...]:
