@@ -43,6 +43,17 @@ def __getattr__(name: str) -> Any:
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+  """The names that `__getattr__` finds, and modules that are imported."""
+  ours = [
+    name
+    for name, value in globals().items()
+    if name.startswith("_")
+    or getattr(value, "__name__", "").startswith(f"{__name__}.")
+  ]
+  return sorted({*ours, *_LIBRARY, *_ELSEWHERE})
+
+
 def _numbers(version: str) -> tuple[int, ...]:
   """(0, 10, 2) of "0.10.2.dev1"."""
   parts = version.split(".")

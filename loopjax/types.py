@@ -65,7 +65,7 @@ class TaskSpec:
 
   vocab_size: int
   sequence_length: int
-  coordinates: tuple[tuple[int, ...], ...]
+  coordinates: tuple[tuple[int, ...], ...] = dataclasses.field(repr=False)
   num_padding_tokens: int = 0
   num_answer_tokens: int = 0
   coordinate_names: tuple[str, ...] = ("position",)

@@ -37,6 +37,11 @@ def of_zoo(name):
   return loopjax.load(f"zoo:{name}")
 
 
+@functools.cache
+def boards():
+  return loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)
+
+
 def pairs():
   """Batches of a text of one letter, which is learned quickly."""
   rows = np.full((4, 16), ord("a"), np.int32)
@@ -92,10 +97,10 @@ def test_models_of_the_same_settings_are_alike(model):
   other = loopjax.build("looped", seed=1, **SMALL)
   ids = np.arange(16)
   model.logits(ids)
-  compiled = library._forward._cache_size()
+  compiled = library.model._forward._cache_size()
   found = jax.tree.map(lambda a, b: (a + b) / 2, model, other)
   assert found.logits(ids).shape == other.logits(ids).shape
-  assert library._forward._cache_size() == compiled
+  assert library.model._forward._cache_size() == compiled
 
 
 def test_flax_trains_the_module(model):
@@ -135,12 +140,12 @@ def test_it_is_trained_saved_and_read_by_commands(
   monkeypatch.chdir(tmp_path)
   seen = []
 
-  def on_eval(number, scores, now):
+  def on_log(number, scores, now):
     seen.append((number, scores["loss"], now.logits(np.full(16, 97))[-1, 97]))
     return number == 40
 
   found = model.fit(
-    pairs(), steps=1000, tx=optax.adam(1e-2), every=20, on_eval=on_eval
+    pairs(), steps=1000, tx=optax.adam(1e-2), every=20, on_log=on_log
   )
   assert [number for number, *_ in seen] == [20, 40]
   assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
@@ -181,10 +186,136 @@ def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
   assert task.tokenizer == str(tmp_path / "run" / "hub" / "tokenizer.json")
   assert task.end_token == "<end>"
   for model in (found, again):
-    language_model, _ = library._generator(model, 1)
+    language_model, _ = library.text._generator(model, 1, None)
     assert language_model.stop_tokens == (0,)
   with refused("checkpoint=3 has no effect on"):
     loopjax.load(folder, checkpoint=3)
+
+
+def test_documents_do_not_read_each_other(model, tmp_path, monkeypatch):
+  """The loss of a batch of packed questions is the metric of `fit`."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  rows = [{"q": f"{n}:", "a": "xyz"[n % 3]} for n in range(300)]
+  for name, some in (("a", rows[:200]), ("b", rows[200:])):
+    lines = "\n".join(json.dumps(row) for row in some)
+    (tmp_path / f"{name}.jsonl").write_text(lines)
+  files = [tmp_path / "a.jsonl", str(tmp_path / "b.jsonl")]
+  data = loopjax.datasets(
+    "text", batch_size=4, train_files=files, text_field="a",
+    prompt_field="q", sequence_length=16,
+  )  # fmt: skip
+  batch = data["train"][0]
+  assert batch["documents"].max() > 1
+  seen = []
+  model.fit(
+    [batch], steps=1, on_log=lambda _, found, __: seen.append(found["loss"])
+  )
+  value, _ = loopjax.loss(model, batch)
+  names = "inputs", "targets", "weights", "documents"
+  inputs, targets, weights, documents = (batch[name] for name in names)
+  apart, _ = loopjax.loss(
+    model, inputs, targets, weights=weights, documents=documents
+  )
+  np.testing.assert_allclose([value, apart], seen * 2, rtol=1e-5)
+  mixed, _ = loopjax.loss(model, inputs, targets, weights=weights)
+  assert abs(mixed - value) > 1e-4
+
+  second = np.flatnonzero(documents[0] == 2)
+  alone = model.logits(inputs[0, second])
+  packed = model.logits(inputs[0], documents=documents[0])[second]
+  np.testing.assert_allclose(packed, alone, rtol=1e-4, atol=1e-5)
+  trace = model.trace(inputs, "hidden", documents=documents)["hidden"]
+  whole = model.trace(inputs, "hidden")["hidden"]
+  assert abs(trace - whole)[:, 0, second].max() > 1e-4
+  scores = model.evaluate(data["validation"])
+  assert {"loss", "bits_per_byte", "count"} <= scores.keys()
+  assert f"loss/source={files[0]}" in scores
+
+
+def test_scores_are_those_of_the_trainer():
+  """By hand from the predictions; groups have names, also of a slice."""
+  found, data = of_zoo("sudoku_6x6"), boards()["test"][:2]
+  scores = found.evaluate(data, num_loops=3)
+  right = []
+  for batch in (data[0], data[1]):
+    predicted = found.trace(batch["inputs"], "prediction", num_loops=3)
+    same = predicted["prediction"][-1] == batch["targets"]
+    right += [*(same | (batch["weights"] == 0)).all(axis=1)]
+  assert scores["count"] == len(right) == 8
+  np.testing.assert_allclose(scores["exact_match"], np.mean(right), rtol=1e-6)
+  assert any(name.startswith("exact_match/rating=") for name in scores)
+  assert scores == found.evaluate(data, num_loops=3)
+  assert scores != found.evaluate(data)
+
+
+def test_prompts_begin_as_in_training(model):
+  """After "a" comes "b" at the beginning of a text, and "a" elsewhere."""
+  rows = np.full((8, 17), ord("a"), np.int32)
+  rows[4:, 2:] = ord("b")
+  rows[4:, 0] = 256
+  found = model.fit(
+    [(rows[:, :-1], rows[:, 1:])] * 60,
+    steps=60,
+    tx=optax.adam(2e-2),
+    quiet=True,
+  )
+  greedy = {"num_tokens": 3, "temperature": 0.0}
+  assert found.generate("a", **greedy) == "bbb"
+  assert found.generate("a", bos="none", **greedy) == "aaa"
+  assert len(found.generate("a", temperature=0.0)) == 15  # All that fits.
+
+
+def test_a_step_is_compiled_once_and_tells_the_time_left(
+  model, monkeypatch, capsys
+):
+  traced = []
+
+  def loss(module, batch, key, step, teacher):
+    traced.append(teacher)
+    logits = module(batch["inputs"]).logits[..., :256]
+    value = jnp.mean(logits**2)
+    return value, {}
+
+  monkeypatch.setattr(library.training, "_SECONDS", 0)
+  tx, seen, calls = optax.sgd(0.1), [], 0
+  other = loopjax.build("looped", seed=1, **SMALL)
+  for start in (model, other):
+    start.fit(
+      pairs(), steps=3, tx=tx, loss=loss,
+      on_log=lambda _, found, __: seen.append(found["loss"]),
+    )  # fmt: skip
+    calls = calls or len(traced)
+  assert len(seen) == 2 and 0 < calls == len(traced)
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 4
+  assert re.match("fit: ready; the first of 3 steps took ", lines[0])
+  assert re.match(
+    "fit: step 2 of 3: loss [0-9.e-]+; a few seconds left", lines[1]
+  )
+  model.fit(pairs(), steps=3, tx=tx, loss=loss, quiet=True)
+  assert calls == len(traced) and not capsys.readouterr().err
+
+
+def test_names_and_models_are_shown_in_a_line(model):
+  assert {*loopjax._LIBRARY, "errors"} <= set(dir(loopjax))
+  assert not {"importlib", "os"} & set(dir(loopjax))
+  shown = repr(model)
+  assert shown.startswith("<Model 'looped' task='text' ")
+  assert " width=16 " in shown and "task__sequence_length=16" in shown
+  assert shown.endswith(f": {model.num_parameters:,} parameters>")
+  assert "\n" not in shown and len(shown) < 200
+  assert len(repr(model.spec)) < 300
+
+
+def test_models_of_the_pages_can_be_built():
+  """Exactly with the printed numbers."""
+  for page in ("README.md", "docs/library.md"):
+    text = (ROOT / page).read_text()
+    calls = re.findall(r"loopjax\.build\((?:[^()]|\n)*\)", text)
+    assert calls
+    for call in calls:
+      names = {"loopjax": loopjax, "seed": 0}
+      jax.eval_shape(functools.partial(eval, call, names))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +350,86 @@ def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
       "tokens: 'sleep' reads rows of 24 tokens, not 13",
     ),
     (lambda m: m.fit(pairs(), steps=0), "steps=0 must be"),
+    (lambda m: m.fit(pairs(), steps=2.5), "steps=2.5 must be an integer"),
+    (lambda m: m.fit(pairs(), steps=1, tx="adam"), "tx='adam' is not an Optax"),
+    (lambda m: m.fit(3, steps=1), "data=3 is not an iterator of batches"),
+    (
+      lambda m: m.fit(pairs(), steps=1, loss=lambda m, b, k: (0.0, {})),
+      "loss must be a function .module, batch, key, step, teacher.",
+    ),
+    (
+      lambda m: m.fit(pairs(), steps=1, loss=lambda *_: jnp.zeros(())),
+      "loss must return .loss, metrics.",
+    ),
+    (
+      lambda m: of_zoo("sudoku_urm").fit(
+        [(np.ones((1, 36), int),) * 2],
+        steps=1,
+        tx=optax.sgd(0.1),
+        loss=lambda *_: (jnp.zeros(()), {}),
+      ),
+      "metrics need 'carried'",
+    ),
+    (
+      lambda m: m.logits(np.arange(4), num_loops=2.5),
+      "num_loops=2.5 must be an integer",
+    ),
+    (lambda m: m.generate(3), "prompt=3 must be a string"),
+    (lambda m: m.generate("a", bos="<s>"), "bos='<s>' is not a token of bytes"),
+    (
+      lambda m: m.generate("abc", num_tokens=14),
+      "num_tokens=14 is more than the 13 tokens that fit after a prompt of 4",
+    ),
+    (
+      lambda m: loopjax.loss(m, np.ones((1, 4), int), [[1, 2, -100, 3]]),
+      r"targets: ids from -100 to 3 .*give it weight 0 in weights",
+    ),
+    (
+      lambda m: loopjax.loss(m, next(pairs()), weights=np.ones((4, 16))),
+      "loss: weights beside a batch",
+    ),
+    (
+      lambda m: loopjax.loss(m, {}, np.ones((1, 4), int)),
+      "pass a dict, or inputs and targets, not both",
+    ),
+    (
+      lambda m: m.logits(np.arange(4), documents=np.ones(3, int)),
+      "documents of shape .1, 3. beside tokens of .1, 4.",
+    ),
+    (
+      lambda m: of_zoo("sudoku_6x6").logits(
+        np.ones(36, int), documents=np.ones(36, int)
+      ),
+      "documents has no effect: a row of the task 'sudoku'",
+    ),
+    (
+      lambda m: m.evaluate(pairs()),
+      "evaluate reads an evaluation split",
+    ),
+    (
+      lambda m: m.evaluate(boards()["train"]),
+      "evaluate reads an evaluation split",
+    ),
+    (
+      lambda m: of_zoo("depo").evaluate(boards()["test"]),
+      "inputs: 'sleep' reads rows of 24 tokens, not 36",
+    ),
+    (
+      lambda m: m.evaluate(boards()["test"]),
+      r"task 'text' have 'inputs' of shape \(4, 16\)",
+    ),
+    (
+      lambda m: loopjax.datasets("sudoku", batch_size=0),
+      "batch_size=0 must be at least 1",
+    ),
+    (
+      lambda m: loopjax.datasets("text", train_files=["a,b"]),
+      "'a,b' has a comma",
+    ),
+    (
+      lambda m: loopjax.build("looped", width="64"),
+      "model.width='64' must be an integer",
+    ),
     (lambda m: m.fit(pairs(), steps=1, every=0), "every=0 must be"),
     (
       lambda m: m.fit(iter([next(pairs()), np.ones((2, 3, 16), int)]), steps=2),
@@ -287,15 +498,15 @@ def test_a_text_that_was_interrupted_is_not_continued(model, monkeypatch):
   def interrupted(*_):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(library.text_lib, "generate_texts", interrupted)
+  monkeypatch.setattr(library.text.text_lib, "generate_texts", interrupted)
   with pytest.raises(KeyboardInterrupt):
     model.generate("a")
-  assert not library._generator.cache_info().currsize
+  assert not library.text._generator.cache_info().currsize
 
 
 # Numbers of docs/library.md, and smaller ones.
 SMALLER = {
-  "width=128": "width=16", "num_layers=2": "num_layers=1, num_heads=2",
+  "width=128": "width=16", "num_layers=2": "num_layers=1",
   "steps=1000": "steps=2", "width=32": "width=16",
   "num_loops=24": "num_loops=2",
   "num_tokens=50": "num_tokens=2", "length=128": "length=32",
@@ -315,7 +526,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
   names = {}
   for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.M):
     code = textwrap.dedent(block)
-    if code.strip().startswith("python -m"):
+    if code.strip().startswith("loopjax generate"):  # A command's.
       continue
     for number, smaller in SMALLER.items():
       code = code.replace(number, smaller)

@@ -26,6 +26,11 @@ from loopjax.types import LoopOptions
 
 NAMES: Mapping[str, Registry[Any]] = {"model": MODELS, "task": TASKS}
 
+# Types of settings in messages.
+_KINDS = {
+  bool: "True or False", int: "an integer", float: "a number",
+  str: "a string", tuple: "a tuple",
+}  # fmt: skip
 
 SECTIONS: Mapping[str, Any] = {
   "optim": chain.Config,
@@ -128,7 +133,11 @@ def override(
     check_key(key, flatten(config))
     try:
       config.update_from_flattened_dict({key: value})
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
+    except TypeError as error:
+      kind = type(flatten(config)[key])
+      wanted = _KINDS.get(kind, f"of type {kind.__name__}")
+      raise UserError(f"{key}={value!r} must be {wanted}") from error
+    except (KeyError, AttributeError, ValueError) as error:
       raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
 
 

@@ -92,16 +92,9 @@ class _Writer:
 
   def check_room(self, num_prompt: int) -> None:
     """Raises UserError if --max_new_tokens is given and does not fit."""
-    given, room = (
-      self._text.max_new_tokens,
-      self._engine.limits.room(num_prompt),
-    )
-    # The engine refuses a prompt that leaves no room.
-    if given is not None and room is not None and 0 < room < given:
-      raise UserError(
-        f"--max_new_tokens={given} is more than the {room} tokens that fit"
-        f" after a prompt of {num_prompt} token(s)"
-      )
+    given = self._text.max_new_tokens
+    if given is not None:
+      self._engine.limits.check_room("--max_new_tokens", given, num_prompt)
 
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
     """Generates and prints the samples of a prompt; returns their texts.

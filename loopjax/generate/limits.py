@@ -94,6 +94,23 @@ class Limits(NamedTuple):
     reserved = self.prompt_tokens or num_prompt
     return self.max_tokens - reserved + 1  # The last token is never read.
 
+  def check_room(self, label: str, given: int, num_prompt: int) -> None:
+    """Raises UserError if the tokens that a user asks for do not fit.
+
+    A prompt that leaves no room is an error of its own, see `check`.
+
+    Args:
+      label: the setting's name in the message.
+      given: the number of tokens after the prompt.
+      num_prompt: the number of the prompt's.
+    """
+    room = self.room(num_prompt)
+    if room is not None and 0 < room < given:
+      raise UserError(
+        f"{label}={given} is more than the {room} tokens that fit after a"
+        f" prompt of {num_prompt} token(s)"
+      )
+
   def span(self, num_tokens: int) -> int | None:
     """Number of cache entries to read for this many tokens; None for all."""
     most = self.max_tokens

@@ -88,12 +88,15 @@ class Tokenizer:
       raise UserError(f"{label}={token!r} is not a token of {self.name}")
     return found
 
-  def beginning_with(self, token: str | None) -> "Tokenizer":
+  def beginning_with(
+    self, token: str | None, label: str = "--bos"
+  ) -> "Tokenizer":
     """This tokenizer with another begin token.
 
     Args:
       token: a token, "none" for prompts without one, or None for this
         tokenizer.
+      label: the setting's name in messages.
 
     Raises:
       UserError: the tokenizer has no such token.
@@ -104,7 +107,7 @@ class Tokenizer:
     if token == NOTHING:
       found.start = ()
     else:
-      found.begin = self._id("--bos", token)
+      found.begin = self._id(label, token)
       found.start = (found.begin,)
     return found
 

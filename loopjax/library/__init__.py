@@ -1,0 +1,13 @@
+"""From Python: `loopjax.load`, `build`, `loss`, `save`, `datasets`.
+
+A `Model` is a pytree whose leaves are its parameters: `jax.grad`, `jax.vmap`,
+`jax.tree` and Optax accept it. Everything here calls the same functions as the
+commands; `docs/library.md` is the tutorial.
+"""
+
+from loopjax.library.functions import build as build
+from loopjax.library.functions import datasets as datasets
+from loopjax.library.functions import load as load
+from loopjax.library.functions import loss as loss
+from loopjax.library.functions import save as save
+from loopjax.library.model import Model as Model

@@ -1,0 +1,209 @@
+"""Models and data: load, build, save, datasets; and the loss of a batch."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.data import TASKS
+from loopjax.errors import UserError, local_path, writing
+from loopjax.hub import convert
+from loopjax.library import checked, text, training
+from loopjax.library.evaluation import Split
+from loopjax.library.model import About, Model
+from loopjax.program import fresh
+from loopjax.run import zoo
+from loopjax.saved import trained
+from loopjax.types import Array, Metrics
+
+SPLITS = ("train", "validation", "test")
+
+
+def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
+  """Loads a trained model: "zoo:NAME", a work directory, or a Hub folder.
+
+  Args:
+    where: the model; Hub parameters are loaded as float32.
+    checkpoint: step of a run's checkpoint; the newest intact one if None.
+
+  Raises:
+    UserError: there is no such model, or it cannot be read.
+  """
+  folder = local_path(str(where))
+  if text.is_hub_folder(folder):
+    if checkpoint is not None:
+      raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
+    _, settings, params = convert.read_folder(folder)
+    graphdef, _ = program_lib.abstract_model(settings)
+    return Model(params, graphdef, About(settings, folder))
+  run = trained.read(folder, checkpoint)
+  folder = zoo.located(folder)
+  convert.check_beginning(folder)
+  return Model(run.params, run.graphdef, About(run.settings, folder))
+
+
+def build(
+  model: str, task: str = "text", *, seed: Any = 0, **settings: Any
+) -> Model:
+  """Builds a model with randomly initialised parameters.
+
+  Args:
+    model: a family, a key of `loopjax.models.MODELS`.
+    task: the task, which defines the tokens, a key of `loopjax.data.TASKS`; the
+      default is byte-level text.
+    seed: seed of the parameters, an integer or, under `jax.vmap`, a traced one.
+    settings: of the model by name (`width=128`), and of all sections by their
+      names with two underscores (`task__sequence_length=256`).
+
+  Raises:
+    UserError: an unknown name, or a value that is invalid.
+  """
+  config = _config(model, task, settings)
+  resolved = config_lib.resolve(config)
+  tx = optax.identity()
+  params = fresh.fresh_state(resolved, tx, jax.random.key(seed)).params
+  graphdef, _ = program_lib.abstract_model(resolved)
+  return Model(params, graphdef, About(resolved))
+
+
+def loss(
+  model: Model,
+  inputs: Any,
+  targets: Any = None,
+  *,
+  weights: Any = None,
+  documents: Any = None,
+  key: Array | None = None,
+  step: int = 0,
+) -> tuple[Array, Metrics]:
+  """The family's training objective, in nats.
+
+  Its gradient: `jax.grad(loopjax.loss, has_aux=True)(model, batch)` is a
+  `Model` of gradients.
+
+  Args:
+    model: the model.
+    inputs: a batch as in `Model.fit`, such as a task's dict; or token ids, i32
+      [B, T], with `targets`.
+    targets: token ids, i32 [B, T]; None with a batch.
+    weights: weights of the targets, f32 [B, T]; all 1 if None.
+    documents: i32 [B, T]; tokens attend to tokens with the same number only. A
+      row is one document if None.
+    key: random key; `jax.random.key(0)` if None.
+    step: number of steps taken, on which some objectives depend.
+
+  Returns:
+    (loss, f32 scalar; metrics by name).
+
+  Raises:
+    UserError: the family carries state from step to step, which `fit` trains;
+      arrays are given beside a batch that has its own; or as in `Model.fit`.
+  """
+  settings = model.about.settings
+  if settings.family.init_carried:
+    raise UserError(
+      f"{settings.model_name!r} carries state from step to step; use Model.fit"
+    )
+  arrays = {"targets": targets, "weights": weights, "documents": documents}
+  given = {name: x for name, x in arrays.items() if x is not None}
+  if targets is None and given:
+    raise UserError(
+      f"loss: {', '.join(given)} beside a batch; put it into the batch's dict"
+    )
+  if isinstance(inputs, Mapping) and given:
+    raise UserError("loss: pass a dict, or inputs and targets, not both")
+  batch = checked.batch(
+    settings, inputs if targets is None else {"inputs": inputs, **given}
+  )
+  batch["mean_weight"] = jnp.mean(batch["weights"])
+  key = jax.random.key(0) if key is None else key
+  return training.objective(settings)(
+    model.module(), batch, key, jnp.asarray(step, jnp.int32), None
+  )
+
+
+def save(model: Model, workdir: str | pathlib.Path) -> None:
+  """Writes a model as a run with zero steps, which every command can load.
+
+  Raises:
+    UserError: the directory already contains a run, or cannot be written.
+  """
+  workdir = local_path(str(workdir))
+  zoo.refuse(workdir, "choose another directory")
+  if (workdir / "config.json").exists():
+    raise UserError(f"{workdir}: already contains a run")
+  with writing(workdir):
+    convert.write_run(
+      workdir,
+      ml_collections.ConfigDict(model.about.settings.plain),
+      model.params,
+      text.hub_files(model),
+      {"made_by": "loopjax.save"},
+    )
+
+
+def datasets(
+  task: str, *, batch_size: int = 32, seed: int = 0, **settings: Any
+) -> dict[str, Any]:
+  """The Grain pipelines of a task, by split; elements are batches.
+
+  Args:
+    task: a key of `loopjax.data.TASKS`.
+    batch_size: examples per batch.
+    seed: seed of the training order.
+    settings: of the task, such as `box_rows=2`; files are a path, a list of
+      paths, or a text as in a config.
+
+  Returns:
+    "train" (infinite), "validation" and "test": `grain.MapDataset` of dicts
+    with "inputs", "targets", "weights" and other arrays of the task.
+
+  Raises:
+    UserError: an unknown task or setting, or files that are missing.
+  """
+  batch_size = checked.integer("batch_size", batch_size, 1)
+  seed = checked.integer("seed", seed, 0)
+  config_lib.make("transformer", task)  # Names an unknown task.
+  named = {f"task__{name}": value for name, value in settings.items()}
+  config = _config("transformer", task, named)
+  record: Any = config_lib.record("task", dict(config.task))
+  return {
+    split: Split(
+      TASKS[task].make_dataset(record, split, batch_size=batch_size, seed=seed)
+    )
+    for split in SPLITS
+  }
+
+
+def _config(
+  model: str, task: str, settings: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """A config without warm-up, and without evaluations at other depths."""
+  config = config_lib.make(model, task)
+  named = {
+    name.replace("__", ".") if "__" in name else f"model.{name}": value
+    for name, value in settings.items()
+  }
+  named = {name: _plain(name, value) for name, value in named.items()}
+  config_lib.override(config, {"optim.warmup_steps": 0, "eval.depth_factor": 0})
+  config_lib.set_by_user(config, named)
+  return config
+
+
+def _plain(name: str, value: Any) -> Any:
+  """A setting's value as a config has it: paths are text, joined by commas."""
+  is_list = isinstance(value, list | tuple) and name.endswith("_files")
+  paths = [str(x) for x in value] if is_list else []
+  if isinstance(value, os.PathLike):
+    paths = [str(value)]
+  for path in paths:
+    if "," in path and name.endswith("_files"):
+      raise UserError(f"{name}: {path!r} has a comma, which separates files")
+  return ",".join(paths) if paths else value

@@ -1,0 +1,99 @@
+"""Texts of a model, by the engine of `loopjax generate`."""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from loopjax.data.text import tokenizer as tokenizer_lib
+from loopjax.data.text.config import Config as TextConfig
+from loopjax.errors import UserError
+from loopjax.generate import source, text_flags
+from loopjax.generate import text as text_lib
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.sampling import Sampling
+from loopjax.hub import convert
+from loopjax.library import checked
+from loopjax.run import workdir as workdir_lib
+from loopjax.saved import language_model as language_model_lib
+
+
+def generate(
+  model: Any,
+  prompt: str,
+  num_tokens: int | None,
+  num_loops: int | None,
+  sampling: Sampling,
+  stop: str | Sequence[str],
+  bos: str | None,
+) -> str:
+  """`Model.generate`."""
+  stops = (stop,) if isinstance(stop, str) else tuple(stop)
+  for name, value in (("prompt", prompt), *(("stop", one) for one in stops)):
+    if not isinstance(value, str):
+      raise UserError(f"{name}={value!r} must be a string")
+  settings = model.about.settings
+  loops = checked.loops(settings, num_loops, settings.eval_loops)
+  language_model, engine = _generator(model, loops, bos)
+  tokens = language_model.tokenizer.encode_prompt(prompt)
+  if num_tokens is not None:
+    num_tokens = checked.integer("num_tokens", num_tokens, 1)
+    engine.limits.check_room("num_tokens", num_tokens, len(tokens))
+  request = GenerationRequest(
+    tokens,
+    num_tokens or text_flags.MAX_NEW_TOKENS,
+    sampling,
+    stop_tokens=language_model.stop_tokens,
+  )
+  try:
+    (found,) = text_lib.generate_texts(
+      engine, language_model.tokenizer, [request], stops
+    )
+  except KeyboardInterrupt:
+    _generator.cache_clear()  # Its engine is in the middle of this text.
+    raise
+  return found.text
+
+
+@functools.lru_cache(maxsize=2)  # An engine keeps what it has compiled.
+def _generator(
+  model: Any, num_loops: int, bos: str | None
+) -> tuple[language_model_lib.LanguageModel, Engine]:
+  settings = model.about.settings
+  reading = settings.family.reading
+  if reading is None or not isinstance(settings.task, TextConfig):
+    raise UserError(
+      f"a model {settings.model_name!r} of the task"
+      f" {settings.plain['task']['name']!r} does not generate text"
+    )
+  tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos, "bos")
+  files = hub_files(model)
+  language_model = language_model_lib.LanguageModel(
+    tokenizer=tokenizer,
+    stop_tokens=language_model_lib.stop_tokens(tokenizer, files)
+    if files
+    else (tokenizer.end,),
+    context_length=model.spec.sequence_length,
+    graphdef=model.graphdef,
+    params=model.params,
+    call={"num_loops": num_loops},
+    facts={"model": settings.model_name},
+  )
+  return language_model, source.make_engine(
+    language_model, num_slots=1, max_tokens=model.spec.sequence_length
+  )
+
+
+def is_hub_folder(folder: pathlib.Path) -> bool:
+  """Whether a folder has the layout of the Hugging Face Hub."""
+  path = folder / "config.json"
+  return path.is_file() and "model_type" in workdir_lib.read_json(path)
+
+
+def hub_files(model: Any) -> pathlib.Path | None:
+  """Where tokenizer and config of a model of the Hub are; None if built."""
+  folder = model.about.folder
+  if folder is None or is_hub_folder(folder):
+    return folder
+  return folder / convert.DIRECTORY

@@ -1,0 +1,255 @@
+"""Training in a Python program, by the train step of `loopjax.main`."""
+
+import dataclasses
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from loopjax import config as config_lib
+from loopjax.data import pipeline
+from loopjax.errors import UserError
+from loopjax.library import checked
+from loopjax.optim import chain
+from loopjax.program import fresh, step
+from loopjax.run import machine
+from loopjax.types import Array, Carried, Metrics
+
+# (module, batch, key, step, None) -> (loss, metrics), see `protocols.Loss`.
+Loss = Callable[..., tuple[Array, Metrics]]
+_SECONDS = 10  # Between lines of progress.
+
+
+def fit(
+  model: Any,
+  data: Iterable[checked.Batch],
+  steps: int,
+  tx: optax.GradientTransformation | None,
+  loss: Loss | None,
+  seed: int,
+  every: int,
+  on_log: Callable[[int, dict[str, float], Any], Any] | None,
+  quiet: bool,
+) -> Any:
+  """`Model.fit`."""
+  steps = checked.integer("steps", steps, 1)
+  every = checked.integer("every", every, 1)
+  seed = checked.integer("seed", seed, 0)
+  settings = model.about.settings
+  if tx is None:
+    tx = _optimizer(model.about, steps)
+  elif not isinstance(tx, optax.GradientTransformation):
+    raise UserError(
+      f"tx={tx!r} is not an Optax optimizer, such as optax.adam(1e-3)"
+    )
+  if loss is not None:
+    _check_signature(loss)
+  batches = _batches(data)
+  first = checked.batch(settings, _next(batches, 0, steps))
+  options = dataclasses.replace(settings.run, batch_size=len(first["inputs"]))
+  carried = fresh.init_carried(settings._replace(run=options))
+  init, run = _functions(
+    model.graphdef,
+    loss or objective(settings),
+    tx,
+    settings.family.init_carried is not None,
+  )
+  state = init(model.params, jax.random.key(seed), carried)
+  progress = _Progress(steps)
+  batch, kept = first, []
+  for number in range(1, steps + 1):
+    state, metrics = run(state, batch, {})
+    kept.append(metrics)
+    if not quiet:
+      progress.after(number, metrics)
+    if number % every == 0 or number == steps:
+      _check_finite(state.bad)
+      means, kept = _means(kept), []
+      now = dataclasses.replace(model, params=state.params)
+      if on_log and on_log(number, means, _copied(now)):
+        break
+    if number < steps:
+      batch = checked.batch(settings, _next(batches, number, steps), first)
+  return dataclasses.replace(model, params=state.params)
+
+
+def objective(settings: config_lib.Settings) -> Loss:
+  """The family's loss; raises UserError if it learns from a teacher."""
+  family = settings.family
+  if family.check_teacher:
+    try:
+      family.check_teacher(settings.model, settings.spec, None)
+    except UserError as error:
+      raise UserError(f"there is no teacher here: {error}") from error
+  return family.loss
+
+
+@functools.lru_cache(maxsize=4)  # The same object, of the same settings.
+def _optimizer(about: Any, steps: int) -> optax.GradientTransformation:
+  """The settings' optimizer; UserError if its schedule does not fit."""
+  try:
+    return chain.make_optimizer(about.settings.optim, steps)
+  except UserError as error:
+    raise UserError(f"{error}; or give tx, an optimizer") from error
+
+
+def _functions(*arguments: Any) -> tuple[Any, Any]:
+  """`_jitted`, whose functions are kept if the arguments can be compared."""
+  try:
+    hash(arguments)
+  except TypeError:
+    return _jitted.__wrapped__(*arguments)
+  return _jitted(*arguments)
+
+
+@functools.lru_cache(maxsize=4)  # They keep what they have compiled.
+def _jitted(
+  graphdef: nnx.GraphDef,
+  loss: Loss,
+  tx: optax.GradientTransformation,
+  carries: bool,
+) -> tuple[Any, Any]:
+  """The functions (params, key, carried) -> state, and the train step."""
+
+  @jax.jit  # So that no two of its arrays share a buffer: steps consume them.
+  def init(params: Any, key: Array, carried: Carried) -> step.TrainState:
+    params, carried = jax.tree.map(jnp.copy, (params, carried))
+    return step.init_state(params, tx, key, False, carried)
+
+  run = functools.partial(
+    step.train_step,
+    graphdef=graphdef,
+    teacher_graphdef=None,
+    loss_fn=_checked(loss, carries),
+    tx=tx,
+    ema_decay=0.0,
+    num_microbatches=1,
+    max_bad_steps=1,
+  )
+  return init, jax.jit(run, donate_argnums=0)
+
+
+def _check_signature(loss: Any) -> None:
+  """Raises UserError unless an objective takes the arguments of one."""
+  try:
+    inspect.signature(loss).bind(*range(5))
+  except TypeError as error:
+    raise UserError(
+      "loss must be a function (module, batch, key, step, teacher) -> (loss,"
+      f" metrics): {error}"
+    ) from error
+  except ValueError:
+    pass  # Python cannot tell.
+
+
+def _checked(loss: Loss, carries: bool) -> Loss:
+  """The objective with "loss" in its metrics; UserError for other results."""
+
+  def checked_loss(*arguments: Any) -> tuple[Array, Metrics]:
+    found = loss(*arguments)
+    if not _is_result(found):
+      raise UserError(
+        "loss must return (loss, metrics), a floating-point scalar and a dict,"
+        f" not {found!r:.80}"
+      )
+    value, metrics = found
+    if carries and "carried" not in metrics:
+      raise UserError(
+        "loss: this family carries state from step to step; metrics need"
+        " 'carried', the state for the next one"
+      )
+    return value, {"loss": value, **metrics}
+
+  return checked_loss
+
+
+def _is_result(found: Any) -> bool:
+  """Whether an objective returned (loss, metrics)."""
+  return (
+    isinstance(found, tuple)
+    and len(found) == 2
+    and isinstance(found[0], jax.Array)
+    and found[0].ndim == 0
+    and jnp.issubdtype(found[0].dtype, jnp.floating)
+    and isinstance(found[1], Mapping)
+  )
+
+
+class _Progress:
+  """Prints to standard error how far training is, and the time left."""
+
+  def __init__(self, steps: int):
+    self._steps = steps
+    self._start = self._shown = time.monotonic()
+
+  def after(self, number: int, metrics: Metrics) -> None:
+    """Prints a line after the first step, and then every `_SECONDS`."""
+    if number == 1:
+      jax.block_until_ready(metrics)
+      began, self._start = self._start, time.monotonic()
+      self._shown = self._start
+      took = machine.duration(self._start - began)
+      self._say(f"ready; the first of {self._steps:,} steps took {took}")
+    elif number < self._steps and time.monotonic() - self._shown >= _SECONDS:
+      loss = float(metrics["loss"])  # Waits for the step.
+      self._shown = time.monotonic()
+      rate = (self._shown - self._start) / (number - 1)
+      left = machine.duration((self._steps - number) * rate)
+      self._say(
+        f"step {number:,} of {self._steps:,}: loss {loss:.4g}; {left} left"
+      )
+
+  def _say(self, line: str) -> None:
+    print(f"fit: {line}", file=sys.stderr, flush=True)
+
+
+def _batches(data: Any) -> Any:
+  """An iterator over batches; raises UserError if there is none."""
+  if hasattr(data, "to_iter_dataset"):
+    return pipeline.iterate(data)
+  try:
+    return iter(data)
+  except TypeError:
+    raise UserError(
+      f"data={data!r:.80} is not an iterator of batches, such as"
+      " loopjax.datasets(...)['train']"
+    ) from None
+
+
+def _next(batches: Any, number: int, steps: int) -> checked.Batch:
+  try:
+    return next(batches)
+  except StopIteration:
+    raise UserError(f"the data ended after {number} of {steps} steps") from None
+
+
+def _check_finite(bad: step.BadSteps) -> None:
+  """Raises UserError if a step was not finite."""
+  if bad.streak:
+    raise UserError(
+      f"step {int(bad.first) + 1}: the loss or its gradient is not finite;"
+      " training stopped"
+    )
+
+
+def _means(kept: list[Metrics]) -> dict[str, float]:
+  """Means of the metrics that are scalars."""
+  found = jax.device_get(kept)
+  return {
+    name: float(np.mean([one[name] for one in found]))
+    for name, value in found[-1].items()
+    if np.ndim(value) == 0
+  }
+
+
+def _copied(model: Any) -> Any:
+  """With parameters of its own: the next step consumes the state's."""
+  return jax.tree.map(jnp.copy, model)
