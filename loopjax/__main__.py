@@ -15,7 +15,7 @@ loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
   zoo list                      trained models that come with the package
   --list                        configs, their presets, and how long each takes
   train --config=sudoku_utm     train and evaluate; also describe, sweep
-With a RUN, a work directory or zoo:NAME (watch, score: only work directories):
+With a RUN, a work directory or zoo:NAME (watch: only work directories):
   report, watch, play, score    HTML page, curves, loop by loop, scores
   generate, serve               text in the terminal, or over HTTP
   eval, answers                 score request files, pass@k
@@ -25,7 +25,7 @@ No run needed: fit (does a config fit a machine you do not have?)"""
 # The module that is run, and the flags that the subcommand implies.
 _WORDS: dict[str, tuple[str, ...]] = {
   "train": ("loopjax.main",),
-  "score": ("loopjax.main", "--mode=eval"),
+  "score": ("loopjax.score",),
   "describe": ("loopjax.main", "--mode=describe"),
   "sweep": ("loopjax.sweep",),
   "report": ("loopjax.report",),

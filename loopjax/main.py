@@ -5,7 +5,8 @@
 The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped; --extend continues one with more
 steps. --config.section.key=value changes a setting, --workdir=DIR sets where
-the run writes, and --mode=describe prints sizes, costs and settings.
+the run writes, and --mode=describe prints sizes, costs and settings. Without
+--config, --mode=eval takes the config of the run in --workdir.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
@@ -66,7 +67,11 @@ def parser() -> command_line.ConfigParser:
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command that --mode names; returns the exit status."""
-  options = parser().parse_config(argv)
+  return start(parser().parse_config(argv))
+
+
+def start(options: Any) -> int:
+  """Runs the command that options of `parser` name; returns the status."""
   from loopjax import config as config_lib
   from loopjax import train
   from loopjax.analysis import figures
@@ -93,8 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
   settings = config_lib.resolve(config)  # Report mistakes first.
   plain, overrides = settings.plain, options.overrides
-  default = naming.workdir(options.config_name, overrides, plain)
-  workdir = local_path(options.workdir or default)
+  name = options.config_name
+  workdir = local_path(
+    options.workdir or naming.workdir(name, overrides, plain)
+  )
   zoo.refuse(
     workdir,
     "`loopjax zoo score NAME` scores it,"
@@ -114,8 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       _check_devices()
       if jax.process_index() == 0:
         print(f"work directory: {workdir}")
-        chosen = presets.choice(options.config_name)
-        print(f"preset: {chosen}", flush=True)
+        chosen = (
+          f"preset: {presets.choice(name)}" if name else "config: its own"
+        )
+        print(chosen, flush=True)
       summary = train.run(config, workdir, mode, figures.finish, options.extend)
   except (processes.AgreedError, OSError):
     raise

@@ -14,6 +14,7 @@ import pytest
 from docs_examples import NAMES, PAGES, commands_of
 from tests_support import ROOT, command
 
+from loopjax import config as config_lib
 from loopjax.errors import Parser
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -23,6 +24,7 @@ _UNSAID = re.compile(r"^\.\.\.$|^--config=(FILE|\.\.\.)|HOST:PORT|\$")
 # Commands with a config -> a function that begins their work.
 _BEGINS = {
   "loopjax.main": "loopjax.train.run",
+  "loopjax.score": "loopjax.main.start",
   "loopjax.fit": "loopjax.fit.topology.machine",
   "loopjax.analysis.memory": "loopjax.config.resolve",
 }
@@ -48,7 +50,10 @@ def start(module, arguments, directory):
     arguments = [*(x for x in arguments if x != "--dry_run"), *only]
     assert command(program(module).main, *arguments, directory=directory) == 0
   elif module in _BEGINS:
-    with mock.patch(_BEGINS[module], side_effect=Begun), pytest.raises(Begun):
+    made = config_lib.make("utm", "sudoku")  # There is no run to read it of.
+    own = mock.patch("loopjax.config.config_of_run", return_value=made)
+    begin = mock.patch(_BEGINS[module], side_effect=Begun)
+    with own, begin, pytest.raises(Begun):
       command(program(module).main, *arguments, directory=directory)
   else:
     parse = Parser.parse_args

@@ -30,7 +30,7 @@ LAYERS = (
   ("hub",), ("saved",), ("generate",), ("analysis",),
   ("main", "eval", "fit", "library", "play", "report", "serve", "sweep",
    "watch", "zoo"),
-  ("__main__",),
+  ("score",), ("__main__",),
 )  # fmt: skip
 
 

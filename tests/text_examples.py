@@ -1,5 +1,6 @@
 """Files of text for tests."""
 
+import csv
 import gzip
 import io
 import json
@@ -25,6 +26,15 @@ def jsonl(rows):
   return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
+def separated(rows, delimiter=","):
+  """CSV or TSV, with the byte order mark that spreadsheets write."""
+  buffer = io.StringIO()
+  writer = csv.DictWriter(buffer, rows[0].keys(), delimiter=delimiter)
+  writer.writeheader()
+  writer.writerows(rows)
+  return buffer.getvalue().encode("utf-8-sig")
+
+
 def table(rows):
   """Parquet."""
   buffer = io.BytesIO()
@@ -46,4 +56,6 @@ def formats(rows):
     "a.jsonl.gz": packed_twice(lines, gzip.compress),
     "a.jsonl.zst": packed_twice(lines, zstandard.compress),
     "a.parquet": table(rows),
+    "a.csv": separated(rows),
+    "a.TSV.gz": gzip.compress(separated(rows, "\t")),
   }

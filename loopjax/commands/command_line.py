@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from loopjax.errors import STORAGE, Parser, UserError, similar
+from loopjax.errors import STORAGE, Parser, UserError, local_path, similar
 
 _ENDING = threading.Lock()
 _SETTING = "--config."
@@ -22,6 +22,9 @@ class ConfigParser(Parser):
   What it parses has `config`, the config with all changes, or None;
   `config_name`, FILE[:argument]; and `overrides`, the values of the flags
   --config.section.key=value by "section.key".
+
+  With --mode=eval and without --config, the config is that of the run in
+  --workdir, or in the argument RUN of a command that has one.
   """
 
   def __init__(self, prog: str, doc: str):
@@ -67,12 +70,24 @@ class ConfigParser(Parser):
       )
     if options.workdir == "":
       raise UserError("--workdir= is empty")
+    if run := getattr(options, "run", None):
+      for flag in ("config", "workdir"):
+        if getattr(options, flag) is not None:
+          raise UserError(f"--{flag} has no effect with {run}")
+      options.workdir = run
     options.config_name, options.overrides = "", {}
-    if options.config is not None:
-      from loopjax.config import presets  # Imports JAX: not for all flags.
+    of_run = options.workdir and getattr(options, "mode", "") == "eval"
+    if options.config is not None or of_run:
+      # They import JAX: not for all flags.
+      from loopjax import config as config_lib
+      from loopjax.config import presets
 
-      options.config_name = presets.located(options.config)
-      options.config = _load(options.config_name)
+      if options.config is None:
+        place = local_path(options.workdir)
+        options.config = config_lib.config_of_run(place, options.workdir)
+      else:
+        options.config_name = presets.located(options.config)
+        options.config = _load(options.config_name)
       for word in settings:
         key, equals, text = word.removeprefix(_SETTING).partition("=")
         value = presets.assign(options.config, key, text if equals else None)

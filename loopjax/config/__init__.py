@@ -14,6 +14,7 @@ from loopjax.config.overrides import set_by_user as set_by_user
 from loopjax.config.overrides import to_dict as to_dict
 from loopjax.config.resolve import MAX_LOOPS as MAX_LOOPS
 from loopjax.config.resolve import check_loops as check_loops
+from loopjax.config.resolve import config_of_run as config_of_run
 from loopjax.config.resolve import of_run as of_run
 from loopjax.config.resolve import record as record
 from loopjax.config.resolve import resolve as resolve

@@ -237,7 +237,18 @@ def check_loops(settings: Settings, num_loops: int, label: str) -> None:
 
 
 def of_run(workdir: pathlib.Path, label: str) -> Settings:
-  """The settings of a run, from its config.json.
+  """The settings of a run, from its config.json; see `config_of_run`."""
+  config = config_of_run(workdir, label)
+  try:
+    return resolve(config)
+  except UserError as error:
+    raise UserError(f"{label}: {error}") from error
+
+
+def config_of_run(
+  workdir: pathlib.Path, label: str
+) -> ml_collections.ConfigDict:
+  """The config of a run, from its config.json, locked.
 
   Args:
     workdir: the run's work directory, or zoo:NAME.
@@ -261,7 +272,7 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
     config = make(there["model"]["name"], there["task"]["name"])
     config.lock()
     override(config, flatten(there))
-    return resolve(config)
+    return config
   except UserError as error:
     raise UserError(f"{label}: {error}") from error
   except (AttributeError, KeyError, TypeError) as error:

@@ -8,13 +8,14 @@ adds after the loop.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax.errors import UserError
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
@@ -121,7 +122,7 @@ class Injection(NamedTuple):
   radius: Callable[[Any], Array] | None
 
 
-INJECTIONS: Mapping[str, Injection] = {
+INJECTIONS: dict[str, Injection] = {
   "none": Injection(lambda *_, **__: _unchanged, 0, None),
   "add": Injection(lambda *_, **__: _add, 0, lambda _: jnp.ones(())),
   "linear": Injection(Linear, 2, Linear.radius),
@@ -137,3 +138,14 @@ INJECTIONS: Mapping[str, Injection] = {
   ),
   "anchor": Injection(lambda *_, **__: _unchanged, 0, None),
 }
+
+
+def check(name: str) -> None:
+  """Raises UserError if an entry of INJECTIONS is no `Injection`."""
+  entry = INJECTIONS[name]
+  if not isinstance(entry, Injection):
+    raise UserError(
+      f"model.injection={name}: its entry in INJECTIONS is a"
+      f" {type(entry).__name__}, expected Injection(make, num_products,"
+      " radius); docs/howto/model.md has an example"
+    )

@@ -31,7 +31,7 @@ def start(monkeypatch, *arguments):
   ("arguments", "expected"),
   [
     (["train", "--config=c.py"], ["loopjax.main", "--config=c.py"]),
-    (["score", "--config=c"], ["loopjax.main", "--mode=eval", "--config=c"]),
+    (["score", "runs/a"], ["loopjax.score", "runs/a"]),
     (["describe"], ["loopjax.main", "--mode=describe"]),
     (["sweep", "--sweep=s"], ["loopjax.sweep", "--sweep=s"]),
     (["report", "runs/a"], ["loopjax.report", "runs/a"]),

@@ -11,11 +11,13 @@ import sys
 import pytest
 from tests_support import ROOT, command
 
-from loopjax import errors, train
+from loopjax import config as config_lib
+from loopjax import errors, score, train
 from loopjax import main as main_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
 from loopjax.run import machine
+from loopjax.run import workdir as workdir_lib
 from loopjax.watch import runs as watch_runs
 
 
@@ -150,6 +152,45 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert said == (
     "error: --config.run.seed=7 has no effect with --mode=eval; the run has 0\n"
   )
+
+
+def test_a_run_is_scored_with_its_own_config(
+  main, monkeypatch, tmp_path, capsys
+):
+  """Without --config, by both commands; changes of the command line count."""
+  asked = []
+
+  def run(config, workdir, mode, *_):
+    asked.append((workdir.as_posix(), mode, config.model.width, config.eval))
+    return {"status": "diverged"}
+
+  monkeypatch.setattr(train, "run", run)
+  scoring = functools.partial(command, score.main, directory=tmp_path)
+  config = config_lib.make("utm", "sudoku")
+  config.model.width, config.eval.num_loops = 96, 7
+  (tmp_path / "there").mkdir()
+  there = config_lib.to_dict(config)
+  workdir_lib.write_json(tmp_path / "there" / "config.json", there)
+  loops = "--config.eval.num_loops=24"
+  assert scoring("there") == scoring("there", loops) == 3
+  assert main("--workdir=there", "--mode=eval", loops) == 3
+  assert {one[:3] for one in asked} == {("there", "eval", 96)}
+  assert [one[3].num_loops for one in asked] == [7, 24, 24]
+  assert scoring(BARE) == 3 and asked[-1][0] == "runs/sudoku_utm"
+  capsys.readouterr()
+  for arguments, said in (
+    ([], "RUN is missing; expected a work directory or zoo:NAME"),
+    (["elsewhere"], "elsewhere contains no run: no such directory"),
+    (["there", BARE], "--config has no effect with there"),
+    (["there", "--workdir=a"], "--workdir has no effect with there"),
+    (["there", "--config.eval.loops=2"], "unknown setting 'eval.loops'; did "),
+    (["zoo:nope"], "zoo:nope: no such model; expected one of "),
+    (["zoo:depo", "--num_loops=0"], "--num_loops=0 must be at least 1"),
+  ):
+    assert scoring(*arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+  assert main("--workdir=there") == 2
+  assert "--config=FILE is missing" in capsys.readouterr().err
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):

@@ -6,6 +6,7 @@ import math
 from loopjax import checks
 from loopjax.errors import UserError
 
+SEPARATOR = "\n\n"
 _MAX_LENGTH = 2**20  # Tokens of a row; bounds its record.
 _MIN_WEIGHT = 1 / 512  # Per source: two rows per block of `task.mixed`.
 
@@ -16,20 +17,23 @@ class Config:
 
   A source is a file, a pattern (`books/*.txt`) or hf://OWNER/NAME/FILE, a file
   or a pattern of a dataset on the Hugging Face Hub. `.jsonl`, `.ndjson` and
-  `.json` files contain one JSON object per line, `.parquet` files tables, all
-  others plain text, which is split at blank lines into documents of about 8
-  KiB. All except parquet may be compressed with gzip or Zstandard.
+  `.json` files contain one JSON object per line, `.csv` (with commas), `.tsv`
+  (with tabs) and `.parquet` files tables, all others plain text, which is split
+  at blank lines into documents of about 8 KiB. All except parquet may be
+  compressed with gzip or Zstandard.
 
   Attributes:
     train_files: sources, separated by commas.
     test_files: sources of the test split; empty to use a share of train_files.
     mixture: share of each source in the training rows, with sum 1; empty for
       shares in proportion to their numbers of rows.
-    text_field: in JSONL and parquet, the field of the text or conversation. A
+    text_field: in JSONL and tables, the field of the text or conversation. A
       conversation is a list of {"from", "value"} or {"role", "content"}; the
       loss covers the assistant's turns only (OpenThoughts: `conversations`).
     prompt_field: the field of a prompt, which precedes the text and has no loss
       (AceReason: `input`, with `output` as text_field); empty for none.
+    separator: what is between a prompt and its text, and between the turns of a
+      conversation.
     tokenizer: "bytes", or the path of a `tokenizer.json`.
     end_token: the tokenizer's token for the end of a document and for padding,
       as a published model uses it; empty to add an id for each.
@@ -40,7 +44,10 @@ class Config:
       end_token, two more, the end of a document and padding.
     sequence_length: tokens per row. Longer documents are split.
     validation_share, test_share: fractions of the documents, chosen by the hash
-      of their prompt, or of their text if they have none.
+      of their prompt, or of their text if they have none. Where a split would
+      have none, plain text is split by position: the last part is the test
+      split, the part before it the validation split; of other files, the
+      document whose hash is nearest is chosen.
     on_bad_document: "error" stops at a malformed document, "skip" skips it and
       counts it in the summary.
     overlap_files: sources of evaluation items (OLMES requests, any JSONL or
@@ -55,6 +62,7 @@ class Config:
   mixture: tuple[float, ...] = ()
   text_field: str = "text"
   prompt_field: str = ""
+  separator: str = SEPARATOR
   tokenizer: str = "bytes"
   end_token: str = ""
   begin_token: str = ""

@@ -16,7 +16,7 @@ from array_record.python import array_record_data_source as array_record
 
 from loopjax.data.text import documents, files, preparation
 from loopjax.data.text import tokenizer as tokenizer_lib
-from loopjax.data.text.config import Config
+from loopjax.data.text.config import SEPARATOR, Config
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 
@@ -30,7 +30,8 @@ class Corpus(NamedTuple):
     name: name of the source.
     paths: its files.
     folder: cache folder of its rows, named after the checksum of `_key`.
-    job: the settings that determine the rows.
+    job: the settings that determine the rows; where a split had no document,
+      those of `preparation.filled`.
     facts: the counts of `packing.pack` by split, and "documents_empty" and
       "documents_skipped".
   """
@@ -69,6 +70,15 @@ def make(config: Config, source: str, *, is_test: bool = False) -> Corpus:
   shares = (0.0, 1.0) if is_test else (config.validation_share, test_share)
   job = preparation.Job(config, tokenizer.key, *shares)
   paths = files.find(source)
+  made = _made(source, paths, job)
+  if config.on_bad_document == "error" and made.facts["first_fault"]:
+    raise UserError(made.facts["first_fault"])
+  filled = preparation.filled(job, made.facts, paths)
+  return made if filled == job else _made(source, paths, filled)
+
+
+def _made(source: str, paths: list[str], job: preparation.Job) -> Corpus:
+  """The rows that a job makes of a source."""
   before = [_state(path) for path in paths]
 
   def write(folder: pathlib.Path) -> None:
@@ -79,8 +89,6 @@ def make(config: Config, source: str, *, is_test: bool = False) -> Corpus:
 
   folder = user_cache.entry("text", _key(job, paths), write)
   facts = json.loads((folder / preparation.FACTS).read_text())
-  if config.on_bad_document == "error" and facts["first_fault"]:
-    raise UserError(facts["first_fault"])
   return Corpus(source, paths, folder, job, facts)
 
 
@@ -104,6 +112,9 @@ def _key(job: preparation.Job, paths: Sequence[str]) -> str:
     job.test,
     # A file's name determines its format.
     [(digest(path), files.kind_of(path)) for path in paths],
+    # Without these, the checksum is that of versions that lacked them.
+    *([job.text_bytes] if job.text_bytes else []),
+    *([config.separator] if config.separator != SEPARATOR else []),
   )
   return hashlib.sha256(repr(settings).encode()).hexdigest()
 

@@ -8,7 +8,6 @@ from loopjax.data.text import files
 
 SECTION_BYTES = 8 << 10  # Approximate size of a document of plain text.
 _PREDICTED = ("assistant", "gpt", "model")  # Role names of three conventions.
-_TURN_END = "\n\n"  # Between the turns of a conversation.
 
 # A document: spans of text, and whether each is predicted.
 Segments = list[tuple[str, bool]]
@@ -19,9 +18,11 @@ class Fault(ValueError):
 
 
 def read(
-  chunk: files.Chunk, text_field: str, prompt_field: str
+  chunk: files.Chunk, text_field: str, prompt_field: str, separator: str
 ) -> Iterator[Segments | Fault]:
   """Yields the documents of a chunk, and a Fault for each malformed one.
+
+  The separator ends every segment but the last.
 
   The last segment of a document is always predicted; a document without
   predicted text is empty.
@@ -34,7 +35,7 @@ def read(
     if row is None:
       continue
     try:
-      yield _segments(row, text_field, prompt_field)
+      yield _segments(row, text_field, prompt_field, separator)
     except Fault as error:
       yield Fault(f"{chunk.path}:{number}: {error}")
 
@@ -54,7 +55,14 @@ def sections(chunk: files.Chunk) -> Iterator[str | Fault]:
 
 def _cut(text: bytes, start: int) -> int:
   """The end of the section that starts at `start`."""
-  low, high = start + SECTION_BYTES, start + 2 * SECTION_BYTES
+  return cut(text, start + SECTION_BYTES, start + 2 * SECTION_BYTES)
+
+
+def cut(text: bytes, low: int, high: int) -> int:
+  """The end of the first paragraph, or else line, in a range of plain text.
+
+  Without either it is `low`, or a few bytes less to keep a character whole.
+  """
   if low >= len(text):
     return len(text)
   if found := files.PARAGRAPH.search(text, low, high):
@@ -70,6 +78,9 @@ def rows(chunk: files.Chunk) -> Iterator[Any]:
   if chunk.kind == "parquet":
     yield from chunk.content
     return
+  if chunk.kind in ("csv", "tsv"):
+    yield from map(_checked_row, chunk.content)
+    return
   for line in chunk.content.split(b"\n"):
     if not line.strip():
       yield None
@@ -82,7 +93,21 @@ def rows(chunk: files.Chunk) -> Iterator[Any]:
       yield Fault("is not valid JSON; expected one object per line")
 
 
-def _segments(row: Any, text_field: str, prompt_field: str) -> Segments:
+def _checked_row(row: Any) -> Any:
+  """A row of CSV, or a Fault if it is malformed or not UTF-8."""
+  if isinstance(row, str):
+    return Fault(row)
+  try:
+    "".join(row or ()).encode()
+    "".join((row or {}).values()).encode()
+  except UnicodeEncodeError:
+    return Fault("is not UTF-8; save the file as UTF-8")
+  return row
+
+
+def _segments(
+  row: Any, text_field: str, prompt_field: str, separator: str
+) -> Segments:
   """The document of a row."""
   if isinstance(row, Fault):
     raise row
@@ -108,7 +133,7 @@ def _segments(row: Any, text_field: str, prompt_field: str) -> Segments:
   while segments and not (segments[-1][1] and segments[-1][0]):
     segments.pop()  # Text after the last completion has no loss.
   return [
-    (text + _TURN_END if place < len(segments) else text, predicted)
+    (text + separator if place < len(segments) else text, predicted)
     for place, (text, predicted) in enumerate(segments, 1)
   ]
 

@@ -5,6 +5,7 @@ can parse its documents without the rest of the file.
 """
 
 import codecs
+import csv
 import glob
 import gzip
 import io
@@ -13,7 +14,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import checks
@@ -26,6 +27,8 @@ PARAGRAPH = re.compile(rb"\n\r?\n")
 _BLANK_LINES = (b"\n\n", b"\n\r\n")
 _BLOCK = 1 << 20
 _TABLE_ROWS = 4096  # Maximum number of table rows in a chunk.
+_MAX_FIELD = 64 << 20  # Characters; a longer one probably lacks a quote.
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Chunk(NamedTuple):
@@ -33,11 +36,14 @@ class Chunk(NamedTuple):
 
   Attributes:
     path: path of the file.
-    kind: "text", "jsonl" or "parquet".
-    first: number of its first line ("jsonl") or row ("parquet"), from 1; or
-      of its first byte ("text"), from 0.
-    content: bytes; rows as {column: value} of a table.
+    kind: see `kind_of`.
+    first: number of its first line ("jsonl", "csv", "tsv") or row ("parquet"),
+      from 1; or of its first byte ("text"), from 0.
+    content: bytes; rows as {column: value} of a table. In "csv" and "tsv" an
+      entry per line: the row that begins there, the reason why it cannot be
+      used, or None.
     read: bytes of the file read so far.
+    split: the split of all its documents, or "" if they choose it.
   """
 
   path: str
@@ -45,6 +51,7 @@ class Chunk(NamedTuple):
   first: int
   content: Any
   read: int
+  split: str = ""
 
 
 def find(source: str) -> list[str]:
@@ -96,8 +103,12 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
       content = _unpacked(file)
       if content.peek(3)[:3] == codecs.BOM_UTF8:
         content.read(3)
-      chunks = _lines(content) if kind == "jsonl" else _paragraphs(content)
-      for first, chunk in chunks:
+      parts: Iterator[tuple[int, Any]]
+      if kind in _DELIMITERS:
+        parts = _read_csv(path, content, _DELIMITERS[kind], columns)
+      else:
+        parts = _lines(content) if kind == "jsonl" else _paragraphs(content)
+      for first, chunk in parts:
         yield Chunk(path, kind, first, chunk, file.tell())
   except (EOFError, gzip.BadGzipFile, zlib.error, _Damaged) as error:
     raise UserError(
@@ -228,12 +239,7 @@ def _read_table(
     table = parquet.ParquetFile(file)
     there = table.schema_arrow.names
     num_rows, size = table.metadata.num_rows, os.fstat(file.fileno()).st_size
-    for column in columns or ():
-      if column not in there:
-        raise UserError(
-          f"{path}: has no column {column!r}, only {', '.join(there)[:200]};"
-          " see task.text_field and task.prompt_field"
-        )
+    _check_columns(path, there, columns)
     groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
     row_bytes = sum(g.total_byte_size for g in groups) // max(num_rows, 1)
     num = max(1, min(_TABLE_ROWS, CHUNK_BYTES // max(row_bytes, 1)))
@@ -250,15 +256,73 @@ def _read_table(
     ) from None
 
 
+def _read_csv(
+  path: str, content: Any, delimiter: str, columns: tuple[str, ...] | None
+) -> Iterator[tuple[int, list[Any]]]:
+  """(number of the first line, `Chunk.content`) of a table with a header."""
+  lines = (line.decode("utf-8", "surrogateescape") for line in content)
+  reader = csv.reader(lines, delimiter=delimiter, strict=True)
+  limit = csv.field_size_limit()
+  header: list[str] | None = None
+  first, entries, size = 1, [], 0
+  try:
+    while True:
+      start = reader.line_num
+      csv.field_size_limit(_MAX_FIELD)  # Of the process; its own is short.
+      row = next(reader, None)
+      csv.field_size_limit(limit)
+      if row is None:
+        break
+      entry: Any = None
+      if row and header is None:
+        header = row
+        _check_columns(path, header, columns)
+        if len({*header}) < len(header):
+          raise UserError(f"{path}: two columns have the same name")
+      elif row and len(row) != len(header or ()):
+        entry = f"has {len(row)} values, but {len(header or ())} columns"
+      elif row:
+        pairs = zip(header or (), row, strict=True)
+        entry = {k: v for k, v in pairs if columns is None or k in columns}
+      entries += [entry] + [None] * (reader.line_num - start - 1)
+      size += sum(map(len, row))
+      if size >= CHUNK_BYTES:
+        yield first, entries
+        first, entries, size = reader.line_num + 1, [], 0
+  except csv.Error as error:
+    raise UserError(
+      f"{path}:{start + 1}: is not a valid table ({one_line(error)});"
+      " is a quote missing?"
+    ) from None
+  finally:
+    csv.field_size_limit(limit)
+  yield first, entries
+
+
+def _check_columns(
+  path: str, there: Sequence[str], columns: tuple[str, ...] | None
+) -> None:
+  """Raises UserError unless a table has the columns."""
+  for column in columns or ():
+    if column not in there:
+      raise UserError(
+        f"{path}: has no column {column!r}, only {', '.join(there)[:200]};"
+        " see task.text_field and task.prompt_field"
+      )
+
+
 def kind_of(path: str) -> str:
-  """Whether a file is "text", "jsonl" or "parquet", by its name."""
+  """Whether a file is "text", "jsonl", "csv", "tsv" or "parquet", by name."""
   name = path.lower()
   for compressed in (".gz", ".zst"):
     name = name.removesuffix(compressed)
   # Some corpora, such as C4, have an object per line in files named `.json`.
   if name.endswith((".jsonl", ".ndjson", ".json")):
     return "jsonl"
-  return "parquet" if name.endswith(".parquet") else "text"
+  for kind in ("parquet", *_DELIMITERS):
+    if name.endswith(f".{kind}"):
+      return kind
+  return "text"
 
 
 def json_lines(path: pathlib.Path) -> Iterator[tuple[str, Any]]:

@@ -99,7 +99,7 @@ def count(
     print(f"{corpus.name}: comparing with {names}", flush=True)
     hits, num_documents = np.zeros(len(items.file), bool), 0
     look = functools.partial(_look, corpus.job, np.unique(items.runs))
-    chunks = preparation.chunks(corpus.job.config, corpus.paths)
+    chunks = preparation.chunks(corpus.job, corpus.paths)
     size = sum(pathlib.Path(path).stat().st_size for path in corpus.paths)
     for found, num in parallel.in_order(look, chunks, size):
       hits[items.item[np.isin(items.runs, found)]] = True
@@ -260,11 +260,11 @@ def _look(
 
 def _batches(job: preparation.Job, chunk: files.Chunk) -> Iterator[list[str]]:
   """The training documents of a chunk, in batches."""
-  config, batch, size = job.config, [], 0
-  for found in documents.read(chunk, config.text_field, config.prompt_field):
+  batch, size = [], 0
+  for found in job.read(chunk):
     if isinstance(found, documents.Fault) or not found:
       continue  # Malformed and empty documents are in no split.
-    if job.split_of(found) == "train":
+    if (chunk.split or job.split_of(found)) == "train":
       batch.append("".join(text for text, _ in found))
       size += len(batch[-1])
     if size >= _BATCH:

@@ -6,9 +6,10 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,12 +34,28 @@ class Job(NamedTuple):
     config: the task.
     tokenizer: `Tokenizer.key`, the checksum of the tokenizer.
     validation, test: shares of these splits.
+    text_bytes: size of all plain text, if its splits are cut by position.
   """
 
   config: Config
   tokenizer: str
   validation: float
   test: float
+  text_bytes: int = 0
+
+  def read(
+    self, chunk: files.Chunk
+  ) -> Iterator[documents.Segments | documents.Fault]:
+    """The documents of a chunk, see `documents.read`."""
+    c = self.config
+    return documents.read(chunk, c.text_field, c.prompt_field, c.separator)
+
+  @property
+  def splits(self) -> dict[str, float]:
+    """The splits that documents are in, in the order of text, with shares."""
+    train = 1 - self.validation - self.test
+    shares = zip(SPLITS, (train, self.validation, self.test), strict=True)
+    return {split: share for split, share in shares if share > 0}
 
   def split_of(self, document: documents.Segments) -> str:
     """The split of a document, from the hash of its prompt, or else its text.
@@ -46,14 +63,19 @@ class Job(NamedTuple):
     The prompt is everything before the first completion. All answers to one
     prompt are in the same split.
     """
-    texts = [text for text, _ in document]
-    num_prompts = [predicted for _, predicted in document].index(True)
-    content = "".join(texts[:num_prompts]).strip() or "".join(texts)
-    digest = hashlib.sha256(content.encode()).digest()
-    place = int.from_bytes(digest[:8], "little") / 2**64
+    place = _place(document)
     if place < self.test:
       return "test"
     return "validation" if place >= 1 - self.validation else "train"
+
+
+def _place(document: documents.Segments) -> float:
+  """The hash of a document's prompt, or else its text, in [0, 1]."""
+  texts = [text for text, _ in document]
+  num_prompts = [predicted for _, predicted in document].index(True)
+  content = "".join(texts[:num_prompts]).strip() or "".join(texts)
+  digest = hashlib.sha256(content.encode()).digest()
+  return int.from_bytes(digest[:8], "little") / 2**64
 
 
 class _Part(NamedTuple):
@@ -88,7 +110,7 @@ def write(
       writers[split] = array_record_module.ArrayRecordWriter(path, _OPTIONS)
       stack.callback(_checked, writers[split].close)
     size = sum(os.path.getsize(path) for path in paths)
-    found = chunks(job.config, paths)
+    found = chunks(job, paths)
     for part in parallel.in_order(functools.partial(_pack, job), found, size):
       first_fault = first_fault or part.first_fault
       num_skipped += part.num_skipped
@@ -120,8 +142,43 @@ def rows_file(folder: pathlib.Path, split: str) -> pathlib.Path:
   return folder / f"{split}.array_record"
 
 
-def chunks(config: Config, paths: Sequence[str]) -> Iterator[files.Chunk]:
+def filled(job: Job, facts: Mapping[str, Any], paths: Sequence[str]) -> Job:
+  """The job with which every split has a document, if there is one.
+
+  Plain text is cut by position. Of other files, the document that is nearest to
+  an empty split by its hash moves there.
+
+  Args:
+    job: the settings that made the rows.
+    facts: what `write` says of them.
+    paths: the files of the source.
+  """
+  empty = [split for split in job.splits if not facts[split].get("rows", 0)]
+  if not empty:
+    return job
+  places: list[float] = []
+  text_bytes = 0
+  for chunk in chunks(job, paths):
+    if chunk.kind == "text":
+      text_bytes += len(chunk.content)
+      continue
+    for found in job.read(chunk):
+      if found and not isinstance(found, documents.Fault):
+        places.append(_place(found))
+  if text_bytes:
+    return job._replace(text_bytes=text_bytes)
+  if len({*places}) < len(job.splits):
+    return job
+  if "test" in empty:
+    job = job._replace(test=math.nextafter(min(places), 1))
+  if "validation" in empty:
+    job = job._replace(validation=math.nextafter(1 - max(places), 1))
+  return job
+
+
+def chunks(job: Job, paths: Sequence[str]) -> Iterator[files.Chunk]:
   """The chunks of all files, with a progress bar at a terminal."""
+  config, at = job.config, 0
   columns = tuple(filter(None, (config.prompt_field, config.text_field)))
   sizes = [os.path.getsize(path) for path in paths]
   done = 0
@@ -130,9 +187,31 @@ def chunks(config: Config, paths: Sequence[str]) -> Iterator[files.Chunk]:
     for path, size in zip(paths, sizes, strict=True):
       for chunk in files.read(path, columns):
         bar.update(done + chunk.read - bar.n)
-        yield chunk
+        if job.text_bytes and chunk.kind == "text":
+          yield from _by_position(job, chunk, at)
+          at += len(chunk.content)
+        else:
+          yield chunk
       done += size
       bar.update(done - bar.n)
+
+
+def _by_position(
+  job: Job, chunk: files.Chunk, at: int
+) -> Iterator[files.Chunk]:
+  """Parts of plain text that begins at a byte of all text, with their splits.
+
+  They end with a paragraph or a line if there is one in half of a part's size.
+  """
+  start, end, smallest = 0, 0.0, min(job.splits.values()) * job.text_bytes
+  for split, share in job.splits.items():
+    end += share * job.text_bytes
+    low = round(end) - at
+    stop = documents.cut(chunk.content, low, low + int(smallest / 2))
+    if low > 0 and stop > start:
+      part = chunk.content[start:stop]
+      yield chunk._replace(first=chunk.first + start, content=part, split=split)
+      start = stop
 
 
 def _checked(call: Any, *args: Any) -> None:
@@ -151,14 +230,14 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
   tokenizer = _tokenizer(config, job.tokenizer)
   by_split: dict[str, list[documents.Segments]] = {s: [] for s in SPLITS}
   num_skipped, first_fault, num_empty = 0, "", 0
-  for found in documents.read(chunk, config.text_field, config.prompt_field):
+  for found in job.read(chunk):
     if isinstance(found, documents.Fault):
       num_skipped += 1
       first_fault = first_fault or str(found)
     elif not found:
       num_empty += 1
     else:
-      by_split[job.split_of(found)].append(found)
+      by_split[chunk.split or job.split_of(found)].append(found)
   return _Part(
     {
       split: packing.pack(

@@ -5,6 +5,7 @@ document of each token.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.text import corpus, overlap, packing
+from loopjax.data.text import corpus, files, overlap, packing
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
@@ -95,7 +96,10 @@ def make_dataset(
     )
   tokenizer = tokenizer_lib.of(config)
   _check_vocabulary(config, tokenizer)
+  _check_fields(config, names)
   corpora = [corpus.make(config, name, is_test=is_test) for name in names]
+  if split == "train" and jax.process_index() == 0:
+    _say_splits(config, corpora)
   counts = np.array([one.num_rows(split) for one in corpora])
   for one, count in zip(corpora, counts, strict=True):
     if not count:
@@ -148,6 +152,38 @@ def make_dataset(
   if split == "train" and config.overlap_files:
     facts |= overlap.report(corpora, config.overlap_sources, config.on_overlap)
   return Dataset(batches, {"source": names}, facts)
+
+
+def _check_fields(config: Config, names: Sequence[str]) -> None:
+  """Raises UserError if fields are named and all files are plain text.
+
+  Beside files that have fields, plain text is read as a whole.
+  """
+  named = [
+    field
+    for field in ("prompt_field", "text_field")
+    if getattr(config, field) != getattr(Config, field)
+  ]
+  paths = [path for name in names if named for path in files.find(name)]
+  if paths and all(files.kind_of(path) == "text" for path in paths):
+    raise UserError(
+      f"{paths[0]}: task.{named[0]} needs JSONL, CSV, TSV or parquet"
+    )
+
+
+def _say_splits(config: Config, corpora: Sequence[corpus.Corpus]) -> None:
+  """Says of which sources the splits are not chosen by hash alone."""
+  test_share = 0.0 if config.test_files else config.test_share
+  for one in corpora:
+    job = one.job
+    if job.text_bytes:
+      parts = [f"{split} {share:.3g}" for split, share in job.splits.items()]
+      how = f"its splits are parts of it in this order: {', '.join(parts)}"
+    elif (job.validation, job.test) != (config.validation_share, test_share):
+      how = "a single document is the validation or test split"
+    else:
+      continue
+    print(f"{one.name}: has few documents; {how}", flush=True)
 
 
 def _check_vocabulary(config: Config, tokenizer: Tokenizer) -> None:

@@ -110,6 +110,7 @@ class Config(stack.StackConfig):
       depth=depth_lib.DEPTHS,
       depth_per=("step", "row"),
     )
+    injection.check(self.injection)
     checks.at_least(
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
       num_with_gradient=0, depth_sigma=0, state_std=0, norm_epsilon=0,

@@ -1,7 +1,7 @@
 """The settings of UTM, and its FLOPs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from loopjax import checks
@@ -124,7 +124,7 @@ class Config:
     )
 
 
-HALTING: Mapping[str, Callable[[Config], Any]] = {
+HALTING: dict[str, Callable[[Config], Any]] = {
   "act": lambda config: halting.ACT(config.epsilon, config.forced_remainder),
   "ponder": lambda _: halting.PonderNet(),
   "fixed": lambda _: halting.FixedSteps(),

@@ -1,14 +1,16 @@
 """Reading text files, and errors for malformed ones."""
 
+import csv
 import gzip
 import sys
 import types
 
 import pytest
 import zstandard
+from tests_support import refused
 from text_examples import formats, jsonl, packed_twice, sentences, table
 
-from loopjax.data.text import documents, files
+from loopjax.data.text import config, documents, files
 from loopjax.errors import UserError
 
 ROWS = [{"text": text, "number": n} for n, text in enumerate(sentences(50))]
@@ -18,7 +20,11 @@ ROWS = [{"text": text, "number": n} for n, text in enumerate(sentences(50))]
 def read(tmp_path, monkeypatch):
   """Reads a file of these bytes: documents, or faults."""
 
-  def read(name, content, text_field="text", prompt_field="", chunk=None):
+  def read(
+    name, content, text_field="text", prompt_field="", chunk=None, between=None
+  ):
+    if between is None:
+      between = config.SEPARATOR
     if chunk:
       monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
     path = tmp_path / name
@@ -27,7 +33,7 @@ def read(tmp_path, monkeypatch):
     return [
       document
       for part in files.read(str(path), columns)
-      for document in documents.read(part, text_field, prompt_field)
+      for document in documents.read(part, text_field, prompt_field, between)
     ]
 
   return read
@@ -65,11 +71,47 @@ def test_no_character_is_cut_where_there_are_no_lines(read, monkeypatch, chunk):
     assert "".join(section for [(section, _)] in found) == text
 
 
+def test_a_table_of_text_is_read_by_its_columns(read):
+  """Quotes, lines in them, empty lines, and numbers of lines in faults."""
+  content = b'q,a,b\r\n14+6=,24,\r\n\r\n"x\ny, ""z""","e\n\xc3\xa9",1\r\n1,2\n'
+  expected = [
+    [("14+6=|", False), ("24", True)],
+    [('x\ny, "z"|', False), ("e\né", True)],
+  ]
+  for chunk in (1, 1 << 20):
+    *found, fault = read("t.csv", content, "a", "q", chunk, "|")
+    assert found == expected
+    assert str(fault).endswith("t.csv:7: has 2 values, but 3 columns")
+  fault = read("t.tsv", b"text\tb\n\xff\tc\n")[0]
+  assert str(fault).endswith("t.tsv:2: is not UTF-8; save the file as UTF-8")
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    (b"q,a\n1,2\n", "t.csv: has no column 'text', only q, a; see task.text_f"),
+    (b"text,text\n1,2\n", "t.csv: two columns have the same name"),
+    (b'text\n1\n"a\nb\n', "t.csv:3: is not a valid table .*a quote missing"),
+    (b'text\n"' + b"a" * 1000, "t.csv:2: is not a valid table .*field limit"),
+  ],
+)
+def test_a_bad_table_of_text_is_one_line(read, monkeypatch, content, message):
+  before = csv.field_size_limit()
+  monkeypatch.setattr(files, "_MAX_FIELD", 500)
+  with refused(message):
+    read("t.csv", content)
+  assert csv.field_size_limit() == before
+
+
 def test_prompts_are_read_and_completions_predicted(read):
   """The layouts of AceReason and OpenThoughts."""
   rows = [{"input": "1 + 1?", "output": "It is 2.", "category": "math"}]
   expected = [("1 + 1?\n\n", False), ("It is 2.", True)]
   assert read("a.jsonl", jsonl(rows), "output", "input") == [expected]
+  for between in ("", " = "):
+    assert read("a.jsonl", jsonl(rows), "output", "input", None, between) == [
+      [("1 + 1?" + between, False), ("It is 2.", True)]
+    ]
   turns = [
     {"from": "user", "value": "1 + 1?"},
     {"from": "assistant", "value": "It is 2."},

@@ -12,13 +12,15 @@ import tokenizers
 from tests_support import refused
 from text_examples import jsonl, sentences
 
-from loopjax.data.text import files, parallel, preparation, task
+from loopjax.data.text import documents, files, parallel, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.types import Output
 
 pytestmark = pytest.mark.usefixtures("user_cache")
 END, PADDING = 256, 257
+# Of `config`.
+CHECKSUM = "65cd2c83eeb37a571cc8e7f287680a39ca00b16b5b4f91bf8aae20edccb9cf6e"
 JOB = preparation.Job(task.Config(), "bytes", validation=0.05, test=0.05)
 
 
@@ -250,6 +252,7 @@ def test_rows_are_packed_once(config, capsys, monkeypatch):
     {"sequence_length": 65},
     {"validation_share": 0.06},
     {"prompt_field": "x"},
+    {"separator": ""},
     {"test_share": 0.06},
   ):
     with pytest.raises(TypeError):
@@ -302,6 +305,105 @@ def test_bad_documents_stop_or_are_counted(config, tmp_path):
   assert facts["train_documents_skipped"] == 2
   with pytest.raises(UserError, match="bad.jsonl:1: has no 'text'"):
     task.make_dataset(config, "train", batch_size=4, seed=0)  # From the cache.
+
+
+@pytest.mark.parametrize("field", ["prompt_field", "text_field"])
+def test_plain_text_alone_has_no_fields(config, tmp_path, field):
+  path = tmp_path / "notes.txt"
+  path.write_text("q: 1\n" * 9000)
+  alone = change(config, train_files=str(path), **{field: "q"})
+  with refused(f"notes.txt: task.{field} needs JSONL, CSV, TSV or parquet"):
+    task.make_dataset(alone, "train", batch_size=4, seed=0)
+  both = tmp_path / "q.jsonl"
+  both.write_bytes(jsonl([{"text": t, "q": t} for t in sentences(100)]))
+  mixed = change(alone, train_files=f"{path},{both}")
+  facts = task.make_dataset(mixed, "train", batch_size=4, seed=0).facts
+  assert facts["train_documents"] > 80
+
+
+def whole_text(config, split):
+  """The text of a split, in the order of its documents' numbers."""
+  num = task.make_dataset(config, split, batch_size=1, seed=0).facts
+  return "".join(
+    sorted(
+      texts(joined(batches(config, split, num[f"{split}_rows"], batch_size=1)))
+    )
+  )
+
+
+@pytest.mark.parametrize("num", [40, 300, 1500])
+@pytest.mark.parametrize("chunk", [1000, 1 << 20])
+def test_small_text_is_split_by_position(
+  config, tmp_path, capsys, monkeypatch, num, chunk
+):
+  """Every byte is in one split; the parts are in order, and end with lines."""
+  monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+  monkeypatch.setattr(documents, "SECTION_BYTES", 1 << 20)
+  first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+  lines = [f"{n:05d} {n * n}\n" for n in range(num)]
+  first.write_text("".join(lines[: num // 3]))
+  second.write_text("".join(lines[num // 3 :]))
+  config = change(
+    config, train_files=f"{tmp_path}/*.txt", sequence_length=1 << 15
+  )
+  found = {split: whole_text(config, split) for split in preparation.SPLITS}
+  assert "".join(found.values()) == "".join(lines)
+  for split in ("validation", "test"):
+    share = len(found[split]) / len("".join(lines))
+    assert share == pytest.approx(0.05, abs=0.026), split
+    assert found[split].endswith("\n")
+  said = capsys.readouterr().out
+  order = "in this order: train 0.9, validation 0.05, test 0.05"
+  assert said.count(f"has few documents; its splits are parts of it {order}")
+  task.make_dataset(config, "train", batch_size=1, seed=0)
+  said = capsys.readouterr().out
+  assert order in said and "reading" not in said
+
+
+@pytest.mark.parametrize("chunk", [97, 301, 1000])
+def test_parts_are_in_order_wherever_chunks_end(tmp_path, monkeypatch, chunk):
+  monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+  path = tmp_path / "a.txt"
+  for num in range(200, 240):
+    text = "".join(f"{n:05d} {n * n}\n" for n in range(num))
+    path.write_text(text)
+    job = JOB._replace(text_bytes=len(text))
+    parts = list(preparation.chunks(job, [str(path)]))
+    assert b"".join(part.content for part in parts).decode() == text
+    order = [preparation.SPLITS.index(part.split) for part in parts]
+    assert order == sorted(order) and {*order} == {0, 1, 2}
+    starts = [part.first for part in parts]
+    assert starts[1:] == [
+      start + len(part.content)
+      for start, part in zip(starts[:-1], parts[:-1], strict=True)
+    ]
+
+
+def test_few_documents_with_fields_are_in_every_split(config, tmp_path, capsys):
+  """All answers to one prompt still are in one split."""
+  path = tmp_path / "few.jsonl"
+  rows = [{"p": f"{n % 4}?", "text": f"{n}!"} for n in range(8)]
+  path.write_bytes(jsonl(rows))
+  config = change(config, train_files=str(path), prompt_field="p")
+  found = {}
+  for split in preparation.SPLITS:
+    dataset = task.make_dataset(config, split, batch_size=1, seed=0)
+    num = dataset.facts[f"{split}_rows"]
+    found[split] = set(texts(joined(batches(config, split, num, batch_size=1))))
+  prompts = {
+    split: {text.partition("\n\n")[0] for text in found[split]}
+    for split in found
+  }
+  assert sum(map(len, found.values())) == 8
+  assert all(prompts.values()) and sum(map(len, prompts.values())) == 4
+  assert "has few documents; a single" in capsys.readouterr().out
+
+
+def test_text_with_documents_in_all_splits_is_chosen_by_hash(config, capsys):
+  """As ever: the checksum names the rows in the cache of earlier versions."""
+  facts = task.make_dataset(config, "train", batch_size=1, seed=0).facts
+  assert facts["train_sha256"] == CHECKSUM
+  assert "few documents" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

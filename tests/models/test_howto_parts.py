@@ -1,0 +1,64 @@
+"""The parts that docs/howto/model.md writes, in the models that use them."""
+
+import re
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import model_examples as examples
+import numpy as np
+import pytest
+from tests_support import ROOT, refused
+
+from loopjax.loop.injection import INJECTIONS
+from loopjax.models import recurrent, utm
+from loopjax.models.utm.config import HALTING
+from loopjax.types import TaskSpec
+
+SPEC = TaskSpec(23, 8, tuple((i,) for i in range(8)), 2)
+TOKENS = jax.random.randint(jax.random.key(1), (3, 8), 0, 21)
+SMALL = {"width": 16, "num_heads": 2, "num_loops": 3}
+
+
+@pytest.fixture(autouse=True)
+def parts():
+  """What the page defines, in INJECTIONS and HALTING during a test."""
+  page = (ROOT / "docs" / "howto" / "model.md").read_text()
+  blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page)
+  names = {"__name__": "howto"}
+  with mock.patch.dict(INJECTIONS), mock.patch.dict(HALTING):
+    for block in blocks:
+      exec(block, names)
+    yield names
+
+
+def test_the_injection_of_the_page_is_one_of_a_model():
+  def output(injection):
+    config = recurrent.Config(**SMALL, injection=injection, init_std=0.3)
+    return examples.run(recurrent, config, SPEC, TOKENS)
+
+  np.testing.assert_array_equal(
+    INJECTIONS["halved"].make(4, None, precision=None, rngs=None)(6.0, 1.0), 4.0
+  )
+  assert not jnp.allclose(output("halved").logits, output("add").logits)
+
+
+def test_the_rule_of_the_page_stops_where_it_is_confident(parts):
+  config = utm.Config(**SMALL, halting="confident")
+  assert HALTING["confident"](config) == parts["Confident"](0.5)
+  chances = jnp.array([[0.1, 0.6, 0.9], [0.7, 0.1, 0.9], [0.2, 0.2, 0.2]])
+  rule = HALTING["confident"](config)
+  state, weights = rule.init((3,)), []
+  for step in range(3):
+    weight, state = rule.update(state, chances[:, step], jnp.array(step == 2))
+    weights.append(weight)
+  expected = [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+  np.testing.assert_array_equal(np.stack(weights, 1), expected)
+  np.testing.assert_array_equal(state.cost, [2, 1, 3])
+  examples.run(utm, config, SPEC, TOKENS)
+
+
+def test_a_function_in_place_of_an_injection_is_one_line():
+  INJECTIONS["bare"] = lambda hidden, injected: hidden + injected
+  with refused(r"INJECTIONS is a function, expected Injection\(make, num_p"):
+    recurrent.Config(**SMALL, injection="bare")
