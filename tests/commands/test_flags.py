@@ -116,9 +116,12 @@ def test_settings_are_read_by_their_types():
   ("words", "said"),
   [
     (["--config.run.seed"], "--config.run.seed needs a value"),
-    (["--config.run.seed=x"], "run.seed='x': "),
-    (["--config.run.seed=1.5"], "run.seed=1.5: "),
-    (["--config.run.debug_nans=maybe"], "run.debug_nans='maybe': "),
+    (["--config.run.seed=x"], "run.seed='x' must be an integer"),
+    (["--config.run.seed=1.5"], "run.seed=1.5 must be an integer"),
+    (
+      ["--config.run.debug_nans=maybe"],
+      "run.debug_nans='maybe' must be True or False",
+    ),
     (
       ["--config.run.sead=1"],
       "unknown setting 'run.sead'; did you mean run.seed",
