@@ -108,7 +108,7 @@ def _body(
   if folds:
     heading = document.Heading(2, "Figures of single runs")
     blocks += [heading, *folds[:MAX_RUNS_WITH_FIGURES]]
-  return [*blocks, _missing(plans)]
+  return [*blocks, *_missing(plans)]
 
 
 def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
@@ -149,9 +149,11 @@ def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   ]
 
 
-def _missing(plans: Sequence[runs_lib.Plan]) -> document.Fold:
-  """The papers' tables and figures for which there is no sweep."""
+def _missing(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
+  """The rest of the papers' tables and figures, if there are any."""
   absent = missing(plans)
+  if not absent:
+    return []
   table = document.Table(
     [document.Cell(text) for text in ("paper", "comparison", "sweep")],
     [
@@ -164,7 +166,7 @@ def _missing(plans: Sequence[runs_lib.Plan]) -> document.Fold:
     ],
   )
   title = f"Not run here: {len(absent)} comparisons; report.csv has the papers'"
-  return document.Fold(f"{title} numbers", [table])
+  return [document.Fold(f"{title} numbers", [table])]
 
 
 def _place(plan: runs_lib.Plan) -> tuple[str, str, int, str]:
@@ -199,7 +201,7 @@ COLUMNS = (
 
 
 def to_csv(plans: Sequence[runs_lib.Plan]) -> str:
-  """All numbers of the sweeps, and the papers' numbers for missing sweeps."""
+  """All numbers of the sweeps, and what `missing` has of the papers."""
   text = io.StringIO()
   writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
   writer.writeheader()
@@ -220,18 +222,26 @@ def to_csv(plans: Sequence[runs_lib.Plan]) -> str:
 def missing(
   plans: Sequence[runs_lib.Plan],
 ) -> list[tuple[paper_lib.Paper, str]]:
-  """(paper, sweep) of all tables and figures for which there is no sweep."""
+  """(paper, sweep) of tables and figures for which there is no sweep.
+
+  Only of papers for which there is another of their sweeps.
+  """
   there = {
     (id(paper), plan.name)
     for plan in plans
     if (paper := papers.of(plan.task, plan.model))
   }
   known = {id(paper): paper for paper in papers.PAPERS.values()}
+  reported = {
+    paper.name
+    for key, paper in known.items()
+    if any((key, name) in there for name in paper.sweeps)
+  }
   return [
     (paper, name)
     for key, paper in known.items()
     for name in paper.sweeps
-    if (key, name) not in there
+    if paper.name in reported and (key, name) not in there
   ]
 
 

@@ -95,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   for slug, message in failed.items():
     print(f"failed: {slug}: {message}", file=sys.stderr)
+  if not (status or any(given.values()) or options.item is not None):
+    print(f"next: loopjax report {workdir}")
   return status
 
 

@@ -231,10 +231,17 @@ def test_the_numbers_as_data(workdir):
   assert "--sweep=memory_curve" in command
   absent = [row for row in data if not row["directory"]]
   assert not [row for row in absent if row["sweep"] == "memory_curve"]
-  for name in (utm.PAPER.name, disco.PAPER.name, sleep.GSM.name):
-    assert name in {row["paper"] for row in absent}
+  assert {row["paper"] for row in absent} == {utm.PAPER.name}
   cold = [row for row in absent if row["row"] == "lambda 0.001, no warm-up"]
   assert [row["paper_mean"] for row in cold] == ["3.8", "3.7"]
+
+
+def test_sweeps_of_ones_own_have_no_rows_of_papers(workdir):
+  (workdir / "sweep-memory_curve.json").rename(workdir / "sweep-mine.json")
+  html, _, data = page.write([workdir], workdir)
+  rows = list(csv.DictReader(data.read_text().splitlines()))
+  assert {row["sweep"] for row in rows} == {"mine"}
+  assert "Not run here" not in html.read_text()
 
 
 def test_several_directories_are_one_report(workdir, tmp_path, capsys):

@@ -402,6 +402,17 @@ def test_an_item_without_its_setting_is_one_line():
     items_lib.make_items(config, sweeps, "gate", {})
 
 
+def test_a_sweep_that_is_done_says_what_is_next(monkeypatch, tmp_path, capsys):
+  monkeypatch.setattr(runner_lib, "run_command", Runner(items_of("depth")))
+  there = f"--workdir={tmp_path}"
+  for arguments in (["--dry_run"], ["--limit=1"], ["--item=1"], ["--count"]):
+    assert sweep_depth(there, *arguments) == 0
+    assert "next:" not in capsys.readouterr().out
+  assert sweep_depth(there) == 0
+  last = capsys.readouterr().out.splitlines()[-1]
+  assert last == f"next: loopjax report {tmp_path}"
+
+
 def test_the_number_of_items_for_scripts(capsys, tmp_path):
   assert sweep_depth("--count", f"--workdir={tmp_path / 'none'}") == 0
   assert capsys.readouterr().out == "3\n"
@@ -419,7 +430,8 @@ def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):
     sweep_depth(f"--workdir={tmp_path}", f"--item={index}")
     for index in range(3)
   ] == [0, 4, 1]
-  assert "the disk is full" in capsys.readouterr().err
+  said = capsys.readouterr()
+  assert "the disk is full" in said.err and "next:" not in said.out
   assert len(list(tmp_path.glob("sweep-depth.json"))) == 1
 
 
