@@ -37,7 +37,7 @@ def probabilities(
       "poisson_lognormal": 1 + Poisson(rate), where log(rate) is normal with
       mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
       "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
-        same as "poisson_lognormal".
+      same as "poisson_lognormal".
     mean: expected loops; for "poisson_lognormal" minus one.
     sigma: standard deviation of log(rate).
     max_loops: larger depths are reduced to this; 0 for no maximum.

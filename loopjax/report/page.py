@@ -231,16 +231,17 @@ def missing(
     for plan in plans
     if (paper := papers.of(plan.task, plan.model))
   }
-  known = {
-    id(paper): paper
-    for paper in papers.PAPERS.values()
-    if any((id(paper), name) in there for name in paper.sweeps)
+  known = {id(paper): paper for paper in papers.PAPERS.values()}
+  reported = {
+    paper.name
+    for key, paper in known.items()
+    if any((key, name) in there for name in paper.sweeps)
   }
   return [
     (paper, name)
     for key, paper in known.items()
     for name in paper.sweeps
-    if (key, name) not in there
+    if paper.name in reported and (key, name) not in there
   ]
 
 
