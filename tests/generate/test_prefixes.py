@@ -6,8 +6,9 @@ from generate_examples import engine_of, ids, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
-from loopjax.generate import sizes, warm
+from loopjax.generate import warm
 from loopjax.generate.prefixes import BLOCK
+from loopjax.generate.programs import sizes
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 
