@@ -190,7 +190,7 @@ def _check_gate_rate(settings: Settings) -> None:
   """Raises UserError for a factor that no parameter of the model has."""
   rate, has_gate_rate = settings.optim.gate_rate, settings.family.has_gate_rate
   if rate != 1 and not (has_gate_rate and has_gate_rate(settings.model)):
-    causes = ["name", *filter(settings.plain["model"].__contains__, ["gate"])]
+    causes = [x for x in ("name", "gate") if x in settings.plain["model"]]
     raise UserError(
       f"optim.gate_rate={rate} has no effect: the model has no gates of MELT"
       " that are trained",

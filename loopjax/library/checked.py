@@ -83,11 +83,12 @@ def batch(
     if isinstance(given, str) or len(given) != 2:
       raise UserError("a batch is (inputs, targets), or a dict that has them")
     given = dict(zip(("inputs", "targets"), given, strict=True))
-  found = {name: jnp.asarray(x) for name, x in given.items()}
+  found = {}
   for name in ("inputs", "targets"):
     if name not in given:
       raise UserError(f"a batch needs {name!r}, token ids [B, T]")
     found[name] = ids(settings, name, given[name])
+  found |= {k: jnp.asarray(x) for k, x in given.items() if k not in found}
   shape = found["targets"].shape
   found.setdefault("weights", jnp.ones(shape))
   found["weights"] = found["weights"].astype(jnp.float32)

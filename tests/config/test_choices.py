@@ -253,4 +253,5 @@ def test_a_config_remembers_who_set_what_beside_its_values():
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_the_defaults_fit_together(task):
-  config_lib.resolve(config_lib.make("looped", task))
+  settings = config_lib.resolve(config_lib.make("looped", task))
+  assert settings.optim.warmup_steps < settings.run.num_steps
