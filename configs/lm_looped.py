@@ -33,7 +33,7 @@ PRESETS = {
     "task": {"vocab_size": 49_152, "sequence_length": 4096},
     "model": {
       "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
-      "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
+      "mlp_ratio": 2.75, "norm_order": "branch", "num_loops": 4, "tied": False,
       "exit_gate": "joint", "entropy_weight": 0.05, "rope_base": 1e4,
       "precision": "bfloat16",
     },

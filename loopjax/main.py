@@ -34,7 +34,6 @@ from loopjax.errors import (
   one_line_errors,
 )
 from loopjax.run import processes
-from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
@@ -100,7 +99,8 @@ def start(options: Any) -> int:
   plain, overrides = settings.plain, options.overrides
   name = options.config_name
   workdir = local_path(
-    options.workdir or naming.workdir(name, overrides, plain)
+    options.workdir
+    or naming.workdir(name, {*overrides, *config_lib.by_user(config)}, plain)
   )
   zoo.refuse(
     workdir,
@@ -150,8 +150,10 @@ def _check_overrides(
   overrides: Mapping[str, Any], workdir: pathlib.Path
 ) -> None:
   """Raises UserError for flags that change how the run was trained."""
+  from loopjax import config as config_lib
+
   there = (workdir / "config.json").exists()
-  of_run = workdir_lib.read_config(workdir).get("run", {}) if there else {}
+  of_run = config_lib.read_config(workdir).get("run", {}) if there else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:

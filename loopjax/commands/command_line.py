@@ -90,8 +90,9 @@ class ConfigParser(Parser):
         options.config = _load(options.config_name)
       for word in settings:
         key, equals, text = word.removeprefix(_SETTING).partition("=")
-        value = presets.assign(options.config, key, text if equals else None)
-        options.overrides[key] = value
+        given = text if equals else None
+        name, value = presets.assign(options.config, key, given)
+        options.overrides[name] = value
     return options
 
 

@@ -16,6 +16,7 @@ import ml_collections
 import loopjax
 from loopjax import config as config_lib
 from loopjax import sections
+from loopjax.config import renames
 from loopjax.errors import UserError, similar
 
 # {"section": {"key": value}}.
@@ -154,27 +155,33 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 def assign(
   config: ml_collections.ConfigDict, key: str, text: str | None
-) -> Any:
-  """Sets a setting to what the user's text says; returns its new value.
+) -> tuple[str, Any]:
+  """Sets a setting to what the user's text says.
 
   Args:
     config: the config, which is changed.
     key: "section.key".
     text: a Python literal; true, false, 1 or 0 for a flag, which None sets.
 
+  Returns:
+    (the setting's present name, its value).
+
   Raises:
     UserError: as in `config.override`, or another setting has no text.
   """
   value: Any = text
-  before = sections.flatten(config).get(key)
+  known = sections.flatten(config)
+  before = known.get(key)
+  if renamed := renames.find(config.model.name, key):
+    before = next(iter(renamed.values), known[renamed.name])
   if isinstance(before, bool):
     value = True if text is None else _BOOLEANS.get(text.lower(), text)
   elif text is None:
-    config_lib.check_key(key, sections.flatten(config))
+    config_lib.check_key(renamed.name if renamed else key, known)
     raise UserError(f"--config.{key} needs a value")
   elif not isinstance(before, str):
     # Other text is not of the setting's type, which `override` says.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
-  config_lib.set_by_user(config, {key: value})
-  return sections.flatten(config)[key]
+  (name,) = config_lib.set_by_user(config, {key: value})
+  return name, sections.flatten(config)[name]

@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 
 from loopjax import checks
+from loopjax.config import renames
 from loopjax.config.overrides import (
   NAMES,
   SECTIONS,
@@ -145,11 +146,11 @@ def record(section: str, values: dict[str, Any]) -> Dataclass:
     return names[name].Config(**values)
   record = SECTIONS[section](**values)
   if isinstance(record, LoopOptions):
-    # The third kind, "while", has no reverse-mode gradient.
+    # The third way, "while", has no reverse-mode gradient.
     checks.one_of(
       "loop",
       record,
-      kind=("scan", "unroll"),
+      execution=("scan", "unroll"),
       remat=("auto", *remat.POLICIES),
       kernels=KERNELS,
     )
@@ -269,9 +270,12 @@ def config_of_run(
       )
     for section, names in NAMES.items():
       names.register_recorded(there[section])
-    config = make(there["model"]["name"], there["task"]["name"])
+    model = there["model"]["name"]
+    config = make(model, there["task"]["name"])
     config.lock()
-    override(config, flatten(there))
+    if not str(workdir).startswith(zoo.PREFIX):  # Its files are not a user's.
+      renames.say(model, flatten(there), str(path))
+    override(config, flatten(renames.of_config(there)))
     return config
   except UserError as error:
     raise UserError(f"{label}: {error}") from error

@@ -104,7 +104,7 @@ _NANBEIGE = {
 }
 # Settings of the family `looped` of blocks without any additions.
 _PLAIN = {
-  "post_norm": False,
+  "norm_order": "pre",
   "qk_norm": False,
   "qk_bias": False,
   "value_bias": False,
@@ -257,13 +257,13 @@ def _layout(
 def _ouro(config: Mapping[str, Any]) -> dict[str, Any]:
   loops = need(config, "total_ut_steps", int)
   gate = "joint" if loops > 1 else "unused"
-  own = {"post_norm": True, "num_loops": loops, "exit_gate": gate}
+  own = {"norm_order": "branch", "num_loops": loops, "exit_gate": gate}
   return _settings(config, own)
 
 
 def _as_ouro(config: looped.Config, vocab_size: int) -> dict[str, Any]:
   require(
-    config, post_norm=True, qk_norm=False, qk_bias=False, value_bias=False,
+    config, norm_order="branch", qk_norm=False, qk_bias=False, value_bias=False,
     loop_norm="per_loop",
   )  # fmt: skip
   if config.exit_gate == "none":

@@ -5,7 +5,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loopjax import config as config_lib
 from loopjax import sections
+from loopjax.config import renames
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -131,7 +133,7 @@ def read_run(
   planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
     return Run(*planned, "not run", {}, {})
-  config = workdir_lib.read_config(directory)
+  config = config_lib.read_config(directory)
   flat = sections.flatten(config)
   if any(flat.get(key) != value for key, value in overrides.items()):
     return Run(*planned, "another configuration", {}, {})
@@ -154,8 +156,11 @@ def _read_plan(path: pathlib.Path) -> Plan:
     directory /= path.name.removesuffix(KEPT)
   try:
     # Items have no config in sweeps of earlier versions.
-    configs = [item.get("config", {}) for item in manifest["items"]]
+    items = [_present(item) for item in manifest["items"]]
+    configs = [item.get("config", {}) for item in items]
     models = [config.get("model", {}).get("name", "") for config in configs]
+    # The first may belong to the family that the others start from.
+    model = models[-1] if models else ""
     arguments = [
       f"--config={manifest['config']}",
       *sections.flags(manifest.get("overrides", {})),
@@ -174,11 +179,12 @@ def _read_plan(path: pathlib.Path) -> Plan:
       task=manifest.get("task", ""),
       title=manifest.get("title", ""),
       verdict=manifest.get("verdict", ""),
-      chosen_for=tuple(manifest["chosen_for"])
+      chosen_for=tuple(
+        renames.present(model, dict.fromkeys(manifest["chosen_for"]))
+      )
       if "chosen_for" in manifest
       else None,
-      # The first may belong to the family that the others start from.
-      model=models[-1] if models else "",
+      model=model,
       runs=[
         _kept_run(directory, item)
         if is_kept
@@ -187,11 +193,20 @@ def _read_plan(path: pathlib.Path) -> Plan:
           item["overrides"],
           {**sections.flatten(item.get("config", {})), **item["overrides"]},
         )
-        for item in manifest["items"]
+        for item in items
       ],
     )
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(f"{path}: is not a list of runs: {error!r}") from error
+
+
+def _present(item: Mapping[str, Any]) -> dict[str, Any]:
+  """An item whose settings have present names."""
+  config = renames.of_config(item.get("config", {}))
+  family = config.get("model", {}).get("name", "")
+  overrides = renames.present(family, item["overrides"])
+  found = {**item, "overrides": overrides}
+  return {**found, "config": config} if config else found
 
 
 def _kept_run(directory: pathlib.Path, item: Mapping[str, Any]) -> Run:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loopjax import checks, sections
+from loopjax import checks
 from loopjax.errors import UserError, writing
 from loopjax.run import processes, zoo
 
@@ -29,8 +29,6 @@ _FREE_KEYS = (
   "run.profile_steps",
   "run.wandb_project",
 )
-# What an extended run may have otherwise.
-_EXTENDED = ("run.batch_size", "run.num_steps")
 # Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
 
@@ -60,58 +58,12 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def check_config(
-  workdir: pathlib.Path,
-  config: Mapping[str, Any],
-  mode: str,
-  extend: bool = False,
-) -> None:
-  """Raises UserError if the directory has a run with another config.
-
-  Resuming requires the same value for every setting that affects training,
-  unless it extends the run; evaluating, for every setting that the checkpoints
-  depend on.
-  """
-  path = workdir / "config.json"
-  if not path.exists():
-    return
-  old = sections.flatten(read_config(workdir))
-  new = sections.flatten(config)
-  differing = {
-    key: f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
-    for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-    and binds(key, mode)
-    and not (extend and key in _EXTENDED)
-  }
-  if differing:
-    extends = "; --extend continues it" if {*_EXTENDED} >= {*differing} else ""
-    raise UserError(
-      f"--workdir={workdir} contains a run with another configuration:"
-      f" {'; '.join(differing.values())}{extends}"
-    )
-
-
 def binds(key: str, mode: str) -> bool:
   """Whether a run, or with mode "eval" its checkpoint, depends on a setting."""
   section = key.partition(".")[0]
   if mode == "eval":
     return section in _EVAL_SECTIONS
   return section not in _FREE_SECTIONS and key not in _FREE_KEYS
-
-
-def read_config(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json, the settings of a run by section.
-
-  Raises:
-    UserError: it cannot be read, or was not written by loopjax: Hub folders
-      have a file of that name.
-  """
-  path = workdir / "config.json"
-  value = read_json(path)
-  if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
-    raise UserError(f"{path}: was not written by loopjax")
-  return value
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise UserError(f"--{flag} has no effect with --count")
   if options.item is not None and options.limit is not None:
     raise UserError("--limit has no effect with --item")
-  base = naming.workdir(config_name, common, config_lib.to_dict(config))
+  by_user = config_lib.by_user(config)
+  plain = config_lib.to_dict(config)
+  base = naming.workdir(config_name, {*common, *by_user}, plain)
   workdir = local_path(options.workdir or f"{base}-{name}")
   items = items_lib.make_items(
     config, items_lib.load_sweeps(config_name), name, common, workdir

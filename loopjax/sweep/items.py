@@ -83,7 +83,7 @@ def make_items(
     changed = config.copy_and_resolve_references()
     changed.lock()
     try:
-      config_lib.set_by_user(changed, overrides)
+      overrides = config_lib.set_by_user(changed, overrides)
       plain = config_lib.resolve(changed).plain
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error

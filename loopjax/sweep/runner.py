@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.data import TASKS
 from loopjax.errors import UserError
@@ -178,7 +179,7 @@ def _state(
   Only a failed item has a message.
   """
   try:
-    workdir_lib.check_config(directory, config, "train_and_eval")
+    config_lib.check_config(directory, config, "train_and_eval")
     if not (directory / "summary.json").exists():
       there = (directory / "config.json").exists()
       return ("unfinished" if there else "new"), ""

@@ -109,7 +109,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
       graphdef=program.graphdef,
       score=task.score,
       num_loops=settings.eval_loops,
-      kind=settings.eval.loop_kind,
+      kind=settings.eval.execution,
       trace=tuple(
         name
         for name in family.traces

@@ -40,7 +40,7 @@ from loopjax.types import Dataset
 # reported results.
 SPLITS = ("train", "validation", "test")
 # Settings of section eval that change the scores at the end of training.
-_SCORING = ("num_loops", "loop_kind", "depth_factor", "depth_examples")
+_SCORING = ("num_loops", "execution", "depth_factor", "depth_examples")
 
 
 def make_datasets(
@@ -111,7 +111,7 @@ def run(
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
     processes.from_process_0(
-      lambda: workdir_lib.check_config(workdir, settings.plain, mode, extend)
+      lambda: config_lib.check_config(workdir, settings.plain, mode, extend)
     )
     scores = processes.from_process_0(
       lambda: list(
@@ -159,7 +159,7 @@ def _admit(
   settings: config_lib.Settings, workdir: pathlib.Path, mode: str, extend: bool
 ) -> dict[str, Any] | None:
   """Refuses invalid requests; returns the summary if the run is complete."""
-  workdir_lib.check_config(workdir, settings.plain, mode, extend)
+  config_lib.check_config(workdir, settings.plain, mode, extend)
   if extend:
     _check_extension(settings, workdir)
   if mode == "eval":
@@ -205,7 +205,7 @@ def _check_extension(
     raise UserError(
       f"--extend: {workdir} contains no run; --workdir=DIR names it"
     )
-  before = workdir_lib.read_config(workdir)["run"]
+  before = config_lib.read_config(workdir)["run"]
   if settings.run.num_steps < before["num_steps"]:
     raise UserError(
       f"--extend: run.num_steps={settings.run.num_steps} is less than the"
@@ -222,7 +222,7 @@ def _check_extension(
 
 def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
   """Raises UserError if a complete run was scored with other settings."""
-  before = workdir_lib.read_json(workdir / "config.json").get("eval", {})
+  before = config_lib.read_config(workdir).get("eval", {})
   for name in _SCORING:
     here = settings.plain["eval"][name]
     if before.get(name, here) != here:

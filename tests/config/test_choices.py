@@ -23,7 +23,7 @@ NATURAL = {
   "eval.num_loops": (1,), "model.num_cycles": (1,), "model.num_global_slots":
   (0,), "model.num_latent_steps": (1,), "model.num_local_slots": (0,),
   "model.num_loops": (1, 2, 16), "model.num_memory_tokens": (0,),
-  "model.num_passes": (1, 2), "model.num_prelude": (0,), "model.ponder_weight":
+  "model.num_prelude": (0,), "model.ponder_weight":
   (0.0, 0.1), "model.scale_from_step": (1,), "model.window": (16,),
   "optim.clip_norm": (0.0,), "optim.ema_decay": (0.0,), "optim.frozen": ("x",),
   "optim.warmup_steps": (0,), "optim.weight_decay": (0.0,), "run.batch_size":
@@ -39,7 +39,7 @@ NATURAL = {
 NEEDED = {
   "model.distill=.*": "needs run.teacher",
   "model.name=melt": "needs run.teacher",
-  "model.gradient_cut=.*": "no effect while model.gradient_passes=0",
+  "model.gradient_cut=.*": "no effect while model.num_with_gradient=0",
   "model.ponder_over=cells": "no effect while model.ponder_weight=0",
   "model.positions=.*": "no effect while model.mixer='mlp'",  # Of mazes.
   "task.augment=True": "no effect while task.num_train_mazes=0",

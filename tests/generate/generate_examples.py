@@ -33,7 +33,7 @@ SMALL = {
     "init_std": 0.3,
   },
   "sleep": {
-    "width": 16, "num_heads": 2, "num_passes": 2, "window": 4,
+    "width": 16, "num_heads": 2, "num_loops": 2, "window": 4,
     "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": {**STACK, "num_loops": 2, "init_std": 0.3},

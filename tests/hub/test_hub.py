@@ -611,7 +611,12 @@ def test_a_model_trained_here_is_read_again(end_token, tmp_path):
   tokenizer.parent.mkdir()
   examples.write_tokenizer(tokenizer)
   (tokenizer.parent / "chat_template.jinja").write_text("{{ messages }}")
-  sizes = {"mlp": "swiglu", "post_norm": True, "tied": False, "num_loops": 2}
+  sizes = {
+    "mlp": "swiglu",
+    "norm_order": "branch",
+    "tied": False,
+    "num_loops": 2,
+  }
   sizes["exit_gate"] = "joint"
   run = make_run(
     tmp_path / "run", task__tokenizer=str(tokenizer), task__end_token=end_token,

@@ -10,8 +10,9 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert, retrofit
 from loopjax.loop import injection
-from loopjax.models import MODELS
+from loopjax.models import MODELS, causal
 from loopjax.models.recurrent import config as recurrent
+from loopjax.nn import stack
 
 NAMES = tuple(convert.LAYOUTS)
 OF_ALL = {
@@ -72,10 +73,12 @@ NOT_EXPORTED = {
   "calibrated", "max_loops", "depth_per", "growth_steps", "growth_loops",
 }  # fmt: skip
 WORDS = {
-  "mlp": ("gelu", "swiglu"), "loop_norm": ("per_loop", "final_only"),
+  "mlp": ("gelu", "swiglu"), "loop_norm": tuple({
+    *causal.LOOP_NORMS, *recurrent.LOOP_NORMS
+  }),
   "exit_gate": ("none", "joint", "alone", "unused"),
-  "norm_order": recurrent.NORM_ORDERS, "injection": tuple(injection.INJECTIONS),
-  "exit_norm": recurrent.EXIT_NORMS, "state": recurrent.STATES,
+  "norm_order": stack.NORM_ORDERS, "injection": tuple(injection.INJECTIONS),
+  "state": recurrent.STATES,
   "update": recurrent.UPDATES, "rope_scaling": ((8.0, 1.0, 4.0, 16.0),),
 }  # fmt: skip
 
@@ -184,7 +187,7 @@ def test_settings_of_ours_are_exported_or_refused(name):
     ("injection", "add"),
     ("state", "zero"),
     ("prelude_norm", True),
-    ("exit_norm", "plain"),
+    ("loop_norm", "plain"),
     ("update", "gate"),
   ],
 )

@@ -65,7 +65,7 @@ SMALL = {
     "init_std": 0.1,
   },
   "sleep": {
-    "width": 16, "num_heads": 2, "num_passes": LOOPS,
+    "width": 16, "num_heads": 2, "num_loops": LOOPS,
     "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": STACK,
@@ -81,8 +81,6 @@ LOOPED = by_size(set(MODELS) - {"adaptive", "melt", "transformer"})
 # Those that read out after every loop, and keep keys and values of each.
 READ_OUT = by_size(set(CAUSAL) - {"adaptive", "sleep"})
 DROPPING = by_size(set(READ_OUT) - {"melt"})
-# What a family calls its number of loops.
-NUM_LOOPS = {"sleep": "num_passes"}
 # Values of every setting, of which one is not that of a family's small model.
 VALUES = {
   "width": (32,), "num_heads": (1,), "num_layers": (4,), "mlp_ratio": (2.0,),
@@ -103,12 +101,12 @@ VALUES = {
   # DiscoLoop and PonderLM.
   "gate": ("learned", "fixed"), "gate_value": (0.5,), "temperature": (2.0,),
   "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
-  "residual": ("running",), "tied": (True, False), "post_norm": (True,),
+  "residual": ("running",), "tied": (True, False),
   "embedding_scale": ("sqrt_width",), "input_scale": (2.0,),
   # Recurrent depth.
   "num_prelude": (2,), "num_coda": (2,), "qk_bias": (True,),
   "norm_order": ("pre", "branch"), "injection": ("add", "diagonal"),
-  "anchor_scale": (0.5,), "prelude_norm": (True,), "exit_norm": ("plain",),
+  "anchor_scale": (0.5,), "prelude_norm": (True,),
   "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
   "depth": ("poisson", "uniform"), "depth_sigma": (1.5,), "calibrated": (True,),
   "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
@@ -149,9 +147,6 @@ MATTERS_WITH = {
 
 
 def config_of(name, **changes):
-  if "num_loops" in changes:
-    loops = changes.pop("num_loops")
-    changes[NUM_LOOPS.get(name, "num_loops")] = loops
   return MODELS[name].Config(**{**SMALL[name], **changes})
 
 

@@ -26,7 +26,7 @@ BASE = {
   "sleep": {
     "width": 16, "num_heads": 2, "num_layers": 2, "num_memory_layers": 2,
     "num_memory_heads": 2, "key_width": 8, "value_width": 8, "window": 8,
-    "num_passes": 3,
+    "num_loops": 3,
   },
 }  # fmt: skip
 # Of all that are stacks of blocks.
@@ -50,29 +50,29 @@ IMPOSSIBLE = {
   ],
   "sleep": [
     ({"window": 3}, "window=3 must be at least 4"),
-    ({"num_passes": 0}, "num_passes=0"),
+    ({"num_loops": 0}, "num_loops=0"),
     ({"num_layers": 3}, "num_memory_layers=2 must divide"),
     ({"num_memory_layers": 3}, "num_layers=2 or be a multiple of it"),
-    ({"num_layers": 4, "num_coda_layers": 1}, "multiple of 2"),
-    ({"num_prelude_layers": 1, "num_coda_layers": 1}, "has no layers left"),
+    ({"num_layers": 4, "num_coda": 1}, "multiple of 2"),
+    ({"num_prelude": 1, "num_coda": 1}, "has no layers left"),
     ({"A_range": (3.0, 1.0)}, "A_range"),
     ({"A_range": ("a", 1.0)}, "A_range"),
     ({"dt_range": (0.1,)}, "dt_range"),
-    ({"implicit_terms": 2}, "needs model.inject=True"),
+    ({"implicit_terms": 2}, "needs model.injection='add'"),
     (
       {
         "implicit_terms": 2,
-        "inject": True,
+        "injection": "add",
         "carry_state": False,
-        "num_passes": 1,
+        "num_loops": 1,
       },
-      "implicit_terms=2 has no effect while model.num_passes=1",
+      "implicit_terms=2 has no effect while model.num_loops=1",
     ),
-    ({"gradient_passes": 9}, "gradient_passes=9"),
-    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
-    ({"gradient_cut": "both"}, "no effect while model.gradient_passes=0"),
+    ({"num_with_gradient": 9}, "num_with_gradient=9"),
+    ({"num_with_gradient": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
+    ({"gradient_cut": "both"}, "no effect while model.num_with_gradient=0"),
     (
-      {"gradient_cut": "both", "gradient_passes": 1, "carry_state": False},
+      {"gradient_cut": "both", "num_with_gradient": 1, "carry_state": False},
       "gradient_cut has no effect while model.carry_state=False",
     ),
     ({"memory": "lstm"}, "memory='lstm'"),
@@ -125,7 +125,7 @@ IMPOSSIBLE = {
     ({"depth_sigma": 3.0}, "depth_sigma=3.0 must be at most 2"),
     ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
-    ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
+    ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
     ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
     ({"injection": "add", "anchor_scale": 2.0}, "anchor_scale has no effect"),
     (

@@ -204,7 +204,7 @@ FAMILIES = [
     {
       "mlp": "swiglu",
       "num_coda": 0,
-      "exit_norm": "none",
+      "loop_norm": "final_only",
       "update": "gate",
       "qk_bias": True,
     },
@@ -223,7 +223,7 @@ FAMILIES = [
     {
       "mlp": "swiglu",
       "num_coda": 0,
-      "exit_norm": "none",
+      "loop_norm": "final_only",
       "injection": "diagonal",
       "depth": "learned",
       "depth_per": "row",

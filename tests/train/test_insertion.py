@@ -19,7 +19,7 @@ SHORT = "run.log_every=5,run.checkpoint_every=5,run.num_steps=15"
 def stages(workdir):
   """(item, its config) of the sweep."""
   config = load_config(
-    "gsm_sleep", f"smoke,looplm,{SHORT},model.num_layers=2,model.num_passes=2"
+    "gsm_sleep", f"smoke,looplm,{SHORT},model.num_layers=2,model.num_loops=2"
   )
   sweeps = namespace("gsm_sleep")["sweeps"]
   items = items_lib.make_items(config, sweeps, "stages", {}, workdir)

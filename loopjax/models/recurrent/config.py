@@ -9,11 +9,9 @@ from loopjax.errors import Moot, UserError
 from loopjax.loop import depth as depth_lib
 from loopjax.loop import injection
 from loopjax.nn import block, stack
-from loopjax.nn.shape import Shape
 from loopjax.types import TaskSpec
 
-NORM_ORDERS = ("pre", "branch", "sum")
-EXIT_NORMS = ("none", "plain", "per_loop", "coda")
+LOOP_NORMS = ("final_only", "plain", "per_loop", "coda")
 STATES = ("input", "zero", "normal")
 UPDATES = ("replace", "gate", "damped")
 
@@ -34,16 +32,14 @@ class Config(stack.StackConfig):
     qk_bias: whether queries and keys have a bias, before the rotation.
     value_bias: whether values have one.
     norm_epsilon: what is added to the mean square in norms with a gain.
-    norm_order: RMS norms of a block: "pre": of the inputs of attention and MLP;
-      "branch": also of their outputs (Ouro); "sum": also of the sums of the
-      residual stream and their outputs (Huginn), which bounds the state.
+    norm_order: RMS norms of a block, see `stack.NORM_ORDERS`.
     injection: how the prelude's output enters every loop, see
       `loop.injection`.
     anchor_scale: alpha of "anchor": after every loop alpha e is added.
     prelude_norm: whether the prelude ends with an RMS norm (Parcae).
-    exit_norm: norm after every loop: "none"; "plain", without a gain; and the
-      norm of the read-out "per_loop" (Ouro) or, once, before the "coda"
-      (Huginn).
+    loop_norm: norm after every loop: "final_only": none but the read-out's;
+      "plain", without a gain; and the norm of the read-out "per_loop" (Ouro)
+      or, once, before the "coda" (Huginn).
     state: the state before the first loop: the "input" of the loops, "zero", or
       "normal", drawn for each row and position. In evaluation the draw depends
       only on the position.
@@ -80,7 +76,7 @@ class Config(stack.StackConfig):
   injection: str = "linear"
   anchor_scale: float = 1.0
   prelude_norm: bool = False
-  exit_norm: str = "coda"
+  loop_norm: str = "coda"
   state: str = "normal"
   state_std: float = 0.632
   update: str = "replace"
@@ -102,9 +98,9 @@ class Config(stack.StackConfig):
     checks.one_of(
       "model",
       self,
-      norm_order=NORM_ORDERS,
+      norm_order=stack.NORM_ORDERS,
       injection=injection.INJECTIONS,
-      exit_norm=EXIT_NORMS,
+      loop_norm=LOOP_NORMS,
       state=STATES,
       update=UPDATES,
       depth=depth_lib.DEPTHS,
@@ -140,19 +136,10 @@ class Config(stack.StackConfig):
         "model.depth='learned' needs model.depth_per='row'",
         (Moot("model.depth_per", "row", ("model.depth",)),),
       )
-    if self.exit_norm == "coda" and not self.num_coda:
+    if self.loop_norm == "coda" and not self.num_coda:
       raise UserError(
-        "model.exit_norm='coda' needs model.num_coda of at least 1"
+        "model.loop_norm='coda' needs model.num_coda of at least 1"
       )
-
-  def block_shape(self) -> Shape:
-    """Structure of the blocks; raises UserError if it is invalid."""
-    shape = super().block_shape()
-    if self.norm_order == "pre":
-      return shape
-    return dataclasses.replace(
-      shape, post_norm=shape.norm, norm_sum=self.norm_order == "sum"
-    )
 
   def depths(self) -> np.ndarray:
     """The distribution of the loops in training, see `depth.probabilities`."""
