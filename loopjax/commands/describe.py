@@ -11,6 +11,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
@@ -65,7 +66,7 @@ def page(described: Mapping[str, Any]) -> str:
   """What `describe` returns, as a page of 80 columns.
 
   FLOPs are of the first loop, of the trained number and of all that evaluation
-  runs.
+  runs. Settings of a family that has groups are shown by mechanism.
   """
   config = described["config"]
   flops = described["flops_per_example"]
@@ -92,17 +93,20 @@ def page(described: Mapping[str, Any]) -> str:
   }
   if teacher := described.get("teacher"):
     lines["teacher"] = f"{teacher['parameters']:,} parameters"
-  settings = {
-    section: ", ".join(f"{key}={value}" for key, value in values.items())
-    for section, values in config.items()
-    if values
-  }
+  settings: dict[str, str] = {}
+  for section, values in config.items():
+    groups = MODELS[values["name"]].groups if section == "model" else {}
+    grouped = {key for group in groups.values() for key in group}
+    first = [key for key in values if key not in grouped]
+    indented = {f"  {name}": keys for name, keys in groups.items()}
+    for name, keys in {section: first, **indented}.items():
+      settings[name] = ", ".join(f"{key}={values[key]}" for key in keys)
   return "\n".join(
     [
       *(_wrapped(name, text) for name, text in lines.items() if text),
       "",
       "settings (change one with --config.SECTION.KEY=VALUE):",
-      *(_wrapped(name, text) for name, text in settings.items()),
+      *(_wrapped(name, text) for name, text in settings.items() if text),
     ]
   )
 

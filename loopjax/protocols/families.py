@@ -164,6 +164,8 @@ class Family:
     loss: the training objective.
     costs: FLOPs.
     traces: names of the quantities that a model can record in every loop.
+    groups: names of the settings of `Config` that belong to one mechanism, by
+      its name; the other settings are shown first.
     headline: the family's own metrics to show at the terminal.
     reading: prefill and decode, of a family that predicts next tokens.
     check_schedule: (config, number of steps of the run); raises UserError if
@@ -195,6 +197,9 @@ class Family:
   loss: Loss
   costs: Costs
   traces: tuple[str, ...]
+  groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
+    default_factory=dict
+  )
   headline: tuple[str, ...] = ()
   reading: Reading | None = None
   check_schedule: Callable[[Any, int], None] | None = None

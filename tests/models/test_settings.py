@@ -1,5 +1,8 @@
 """Settings of families that cannot be, each named in one line."""
 
+import dataclasses
+import re
+
 import model_examples as examples
 import pytest
 from tests_support import causal, refused
@@ -205,3 +208,17 @@ def test_impossible_settings_are_named(name, changes, message):
 def test_what_is_changed_is_possible(name):
   config = MODELS[name].Config(**BASE[name])
   examples.abstract(MODELS[name], config, SPEC)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "sleep"])
+def test_settings_are_grouped_by_mechanism(name):
+  """Each is in one group or at the top, in the order of its documentation."""
+  family = MODELS[name]
+  fields = [field.name for field in dataclasses.fields(family.Config)]
+  grouped = [key for keys in family.groups.values() for key in keys]
+  assert len(set(grouped)) == len(grouped) and {*grouped} <= {*fields}
+  assert len(fields) - len(grouped) <= 12
+  assert fields[-len(grouped) :] == grouped
+  entries = re.findall(r"(?m)^    (\w+(?:, \w+)*): ", family.Config.__doc__)
+  documented = [key for entry in entries for key in entry.split(", ")]
+  assert documented[-len(grouped) :] == grouped

@@ -10,13 +10,27 @@ from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.types import TaskSpec
 
+# The settings that belong together; the others are at the top level.
+GROUPS = {
+  "memory": (
+    "memory", "memory_mlp", "num_memory_heads", "key_width", "value_width",
+    "A_range", "dt_range", "negative_eigenvalues",
+  ),
+  "windows": ("answer_chunk", "eviction", "carry_convolutions"),
+  "passes": (
+    "num_prelude", "num_coda", "loop_norm", "injection", "carry_state",
+  ),
+  "gradient": ("num_with_gradient", "gradient_cut", "implicit_terms"),
+  "read-out": ("tied", "exit_gate"),
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's small model.
 
   The paper states width and layers; the rest is from flash-linear-attention.
-  Those of `stack.StackConfig`, and:
+  Those of `stack.StackConfig`, and, by the mechanisms in `GROUPS`:
 
   Attributes:
     num_layers: number of attention layers.
@@ -26,9 +40,10 @@ class Config(stack.StackConfig):
       its attention layers first, then its memory layers.
     norm_order: RMS norms of attention layers, "pre" or "branch", see
       `stack.NORM_ORDERS`; memory layers always have "pre".
-    tied: whether the read-out uses the embedding table; else it has its own.
-    exit_gate: "none"; or "unused": the gate of the `looped` model that the
-      parameters come from.
+    window: L, number of tokens that attention sees, at least as many as an
+      answer has.
+    num_loops: N, passes, as the paper calls them, over every window before it
+      is evicted; 1 is the plain hybrid.
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
     memory_mlp: whether memory layers have an MLP. Without it their output is
       initially zero, so that they can be inserted into a trained `looped`
@@ -37,17 +52,15 @@ class Config(stack.StackConfig):
     key_width, value_width: d_k and d_v of one head.
     A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
-    window: L, number of tokens that attention sees, at least as many as an
-      answer has.
     answer_chunk: the tokens that are read in one pass, ending with the answer.
       "merged": all tokens after the last whole window (algorithm 1, line 2).
       "separate": the answer only; the tokens before it are left-padded to whole
       windows. Both are the same if the window divides the number of tokens
       before the answer.
-    num_loops: N, passes, as the paper calls them, over every window before it
-      is evicted; 1 is the plain hybrid.
     eviction: "hard": all keys and values of a window are dropped; "sliding":
       those of its last L - 1 tokens, from the last pass, are kept.
+    carry_convolutions: whether the short convolutions continue across windows;
+      else every window starts with zeros.
     num_prelude, num_coda: how many of the `num_layers` attention layers, the
       first and the last ones, run once per window, whatever N.
     loop_norm: "per_loop": the final norm is also applied between passes, as in
@@ -57,8 +70,6 @@ class Config(stack.StackConfig):
     carry_state: whether a pass starts from the fast weights of the previous
       pass (algorithm 1); else from those at the start of the window. The fast
       weights of the last pass are passed to the next window in both cases.
-    carry_convolutions: whether the short convolutions continue across windows;
-      else every window starts with zeros.
     num_with_gradient: number of last passes, of the N, between which no
       gradient is stopped; 0 for all. `gradient_cut` says what is stopped before
       them.
@@ -71,6 +82,9 @@ class Config(stack.StackConfig):
     implicit_terms: if not 0, the passes are treated as converged to a fixed
       point, whose gradient is a Neumann series of this many terms; 0 for
       back-propagation through the passes.
+    tied: whether the read-out uses the embedding table; else it has its own.
+    exit_gate: "none"; or "unused": the gate of the `looped` model that the
+      parameters come from.
   """
 
   width: int = 256
@@ -80,8 +94,8 @@ class Config(stack.StackConfig):
   mlp_ratio: float = 2.75
   num_memory_layers: int = 2
   norm_order: str = "pre"
-  tied: bool = True
-  exit_gate: str = "none"
+  window: int = 24
+  num_loops: int = 1
   memory: str = "gated_delta"
   memory_mlp: bool = True
   num_memory_heads: int = 3
@@ -90,19 +104,19 @@ class Config(stack.StackConfig):
   A_range: tuple[float, float] = (0.0, 16.0)
   dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
-  window: int = 24
   answer_chunk: str = "merged"
-  num_loops: int = 1
   eviction: str = "hard"
+  carry_convolutions: bool = False
   num_prelude: int = 0
   num_coda: int = 0
   loop_norm: str = "final_only"
   injection: str = "none"
   carry_state: bool = True
-  carry_convolutions: bool = False
   num_with_gradient: int = 0
   gradient_cut: str = "hidden"
   implicit_terms: int = 0
+  tied: bool = True
+  exit_gate: str = "none"
 
   def __post_init__(self) -> None:
     super().__post_init__()
