@@ -92,17 +92,22 @@ def start(monkeypatch, items, tmp_path, fail=None, **options):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_all_items_resolve_and_names_mean_one_experiment(preset):
-  sweeps = namespace("sudoku_utm")["sweeps"]
+def test_an_experiment_has_one_directory(preset, tmp_path):
+  """Also if it is an item of several sweeps with the same work directory."""
+  sweeps, config = (
+    namespace("sudoku_utm")["sweeps"],
+    load_config("sudoku_utm", preset),
+  )
   by_slug, by_config = {}, {}
-  for name in sweeps(load_config("sudoku_utm", preset)):
-    for item in items_of(name, preset):
+  for name in sweeps(config):
+    items = items_lib.make_items(config, sweeps, name, {}, tmp_path)
+    items_lib.write_manifest(tmp_path, name, "c.py", {}, items)
+    for item in items:
       assert by_slug.setdefault(item.slug, item.config) == item.config
       key = json.dumps(item.config, sort_keys=True)
-      by_config.setdefault(key, set()).add(item.slug.partition(",seed")[0])
+      assert by_config.setdefault(key, item.slug) == item.slug
       assert "/" not in item.slug
       assert len(item.slug) < 200
-  assert all(len(slugs) == 1 for slugs in by_config.values())
 
 
 def test_slugs_are_stable():
@@ -111,8 +116,86 @@ def test_slugs_are_stable():
     "num_memory_tokens=0,seed=0",
     "num_memory_tokens=0,seed=42",
   ]
-  assert "seed=0" in slugs  # The preset's own number of tokens.
+  own = load_config("sudoku_utm", "tiny").model.num_memory_tokens
+  assert f"num_memory_tokens={own},seed=0" in slugs
   assert [item.slug for item in items_of("memory_curve", "tiny")] == slugs
+
+
+def loops(config):
+  """Items of which one has the config's own value, and are named by it."""
+  own = config.model.num_loops
+  both = config_lib.axis("model.num_loops", own, own + 1)
+  same = [{"model.num_loops": own, "optim.weight_decay": 0.25}]
+  return {
+    "loops": both,
+    "decay": [*same, *config_lib.product(both, [{"optim.weight_decay": 0.5}])],
+    "twice": [{}, {"run.seed": config.run.seed}, *both],
+  }
+
+
+def loops_in(workdir, name):
+  return items_lib.make_items(smoke(), loops, name, {}, workdir)
+
+
+def test_an_item_is_named_by_all_that_its_sweep_varies(tmp_path):
+  own = smoke().model.num_loops
+  assert [item.slug for item in loops_in(tmp_path, "loops")] == [
+    f"model.num_loops={own}",
+    f"model.num_loops={own + 1}",
+  ]
+  assert [item.slug for item in loops_in(tmp_path, "decay")] == [
+    f"model.num_loops={own},weight_decay=0.25",
+    f"model.num_loops={own},weight_decay=0.5",
+    f"model.num_loops={own + 1},weight_decay=0.5",
+  ]
+  # Equal experiments of one sweep are one run.
+  assert [item.slug for item in loops_in(tmp_path, "twice")] == [
+    *["base"] * 3,
+    f"model.num_loops={own + 1}",
+  ]
+
+
+def test_a_sweep_that_was_started_keeps_its_directories(monkeypatch, tmp_path):
+  """Whatever they were called: earlier versions left out the config's value."""
+  items = loops_in(tmp_path, "loops")
+  before = [items[0]._replace(slug="base"), items[1]]
+  items_lib.write_manifest(tmp_path, "loops", "c.py", {}, before)
+  start(monkeypatch, before[:1], tmp_path)
+  found = loops_in(tmp_path, "loops")
+  assert found == before
+  runner, _, _ = start(monkeypatch, found, tmp_path)
+  assert runner.names == [items[1].slug]
+  # Another sweep that has the experiment finds its run as well.
+  assert [item.slug for item in loops_in(tmp_path, "twice")][0] == "base"
+  path = tmp_path / "sweep-loops.json"
+  manifest = workdir_lib.read_json(path)
+  for item in manifest["items"]:  # As of a version with fewer settings.
+    del item["config"]["eval"]
+  workdir_lib.write_json(path, manifest)
+  assert loops_in(tmp_path, "loops") == before
+  workdir_lib.write_json(path, {"sweep": "loops", "items": [3]})
+  with pytest.raises(UserError, match="sweep-loops.json: is not a list of"):
+    loops_in(tmp_path, "loops")
+
+
+def test_items_that_start_from_others_keep_their_directories(tmp_path):
+  """Also where the sweep's directory is given by another path."""
+  before = [
+    item._replace(slug=f"old-{number}")
+    for number, item in enumerate(chained(tmp_path))
+  ]
+  paths = {1: "old-0", 2: "old-1"}
+  before = [
+    item._replace(
+      overrides=item.overrides
+      | {k: f"elsewhere/{paths[n]}" for k in item.overrides if "init" in k}
+    )
+    for n, item in enumerate(before)
+  ]
+  items_lib.write_manifest(tmp_path, "chain", "c.py", {}, before)
+  found = chained(tmp_path)
+  assert [item.slug for item in found] == ["old-0", "old-1", "old-2"]
+  assert found[2].overrides["run.init_from"] == str(tmp_path / "old-1")
 
 
 def slug_of(**overrides):
