@@ -11,7 +11,6 @@ asked to stop, 5 an item lost one of its processes. After 4 and 5 the same
 command resumes the sweep.
 """
 
-import sys
 from collections.abc import Sequence
 
 from loopjax import config as config_lib
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   print(f"work directory: {workdir}", flush=True)
   if not options.dry_run:
     items_lib.write_manifest(workdir, name, config_name, common, items)
-  failed, status = runner.run_items(
+  _, status = runner.run_items(
     items,
     workdir,
     [f"--config={config_name}", *sections.flags(common)],
@@ -106,8 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     only=options.item,
     cores=cores,
   )
-  for slug, message in failed.items():
-    print(f"failed: {slug}: {message}", file=sys.stderr)
   if not (status or options.dry_run or part_of_it):
     print(f"next: loopjax report {workdir}")
   return status

@@ -38,10 +38,15 @@ class StopRequest:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the block runs."""
+    """Handles SIGTERM, SIGINT and SIGHUP while the block runs.
+
+    Only the main thread of a program can; elsewhere it handles none.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_main else ()
     before = {
       which: signal.signal(which, self._note)
-      for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+      for which in signals
       if signal.getsignal(which) != signal.SIG_IGN  # Set by nohup.
     }
     try:
@@ -140,7 +145,7 @@ def run_command(
   return status, said[-1].strip() if said else ""
 
 
-_DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
+DIVERGED, PREEMPTED, LOST = 3, 4, 5  # Exit statuses of loopjax.main.
 
 
 class _Numbered(NamedTuple):
@@ -161,6 +166,8 @@ def run_items(
   cores: Sequence[Cores] = (None,),
 ) -> tuple[dict[str, str], int]:
   """Runs incomplete items and prints one line per item, as it ends.
+
+  Items that failed are named again at the end, on standard error.
 
   Args:
     items: from `make_items`.
@@ -224,6 +231,8 @@ def run_items(
     except BaseException:  # The pool waits for its runs.
       stop.send(signal.SIGTERM)
       raise
+  for slug, message in failed.items():
+    print(f"failed: {slug}: {message}", file=sys.stderr)
   return failed, stopped or (1 if failed else 0)
 
 
@@ -314,15 +323,15 @@ def _run(
   ]
   start = time.monotonic()
   status, last_line = run_command(command, log, stop, cores)
-  if status == _PREEMPTED or (stop.received and status < 0):
-    return _PREEMPTED, "preempted; the same command resumes it", ""
-  if status == _LOST:
-    return _LOST, "lost a process; the same command resumes it", ""
-  stopped = _PREEMPTED if stop.received else 0
+  if status == PREEMPTED or (stop.received and status < 0):
+    return PREEMPTED, "preempted; the same command resumes it", ""
+  if status == LOST:
+    return LOST, "lost a process; the same command resumes it", ""
+  stopped = PREEMPTED if stop.received else 0
   state, message = _state(directory, item.config)
   if status == 0 and state == "complete":
     return stopped, f"done in {time.monotonic() - start:.0f} s", ""
-  if status == _DIVERGED and state == "failed":
+  if status == DIVERGED and state == "failed":
     return stopped, state, message
   if last_line.startswith("error: "):  # A self-explanatory message.
     return stopped, "failed", last_line.removeprefix("error: ")
