@@ -156,8 +156,8 @@ def draw_panels(
 def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   """Scores against the setting of the rows, a panel for each score.
 
-  Lines connect means, whose bars are 95 % intervals; small marks are single
-  runs. Columns of single seeds have no lines of their own.
+  A line for each column connects its means, whose bars are 95 % intervals;
+  small marks are single runs.
   """
   rows = [row[setting] for row in pivot.rows]
   places = list(range(len(rows)))
@@ -175,10 +175,9 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   for axes, (metric, columns) in zip(grid, panels.items(), strict=False):
     draw.tidy(axes, metric, settings_lib.words(setting), "")
     axes.set_xticks(range(len(rows)), [str(rows[place]) for place in places])
-    lines = [column for column in columns if not column.seeds] or columns
-    for number, column in enumerate(lines):
+    for number, column in enumerate(columns):
       color = draw.PALETTE[number % len(draw.PALETTE)]
-      label = settings_lib.as_text({**column.settings, **column.seeds})
+      label = settings_lib.as_text(column.settings)
       cells = [column.cells[place] for place in places]
       axes.errorbar(
         range(len(cells)),

@@ -71,7 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     found = records.records(runs, options.metric)
     text = to_csv(found) if options.csv else _shown(found, options.md)
   else:
-    pivot = records.pivot(runs, options.metric, options.rows, options.columns)
+    columns = options.columns
+    if options.plot:  # Seeds are marks beside their mean.
+      columns = [key for key in columns if key not in grouping.SEEDS]
+    pivot = records.pivot(runs, options.metric, options.rows, columns)
     if options.plot:
       text = f"{_draw(pivot, options.rows[0], options.plot)}\n"
     elif options.csv:
