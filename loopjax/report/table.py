@@ -37,17 +37,20 @@ def parser() -> Parser:
     help="a final score such as test/loss, a pattern, steps, parameters or"
     " wall_seconds; can be repeated [all but those of groups and loops]",
   )
-  for flag, what in (
-    ("rows", "settings that a row is called by [all that differ]"),
-    ("columns", "settings by which columns are divided, such as run.seed"),
-  ):
-    made.add_argument(
-      f"--{flag}",
-      type=lambda text: [name for name in text.split(",") if name],
-      default=[],
-      metavar="SETTING,...",
-      help=what,
-    )
+  made.add_argument(
+    "--rows",
+    type=_settings,
+    default=[],
+    metavar="SETTING,...",
+    help="settings that a row is called by [all that differ]",
+  )
+  made.add_argument(
+    "--columns",
+    type=_settings,
+    default=[],
+    metavar="SETTING,...",
+    help="settings by which columns are divided, such as run.seed",
+  )
   form = made.add_mutually_exclusive_group()
   form.add_argument("--csv", action="store_true", help="print CSV")
   form.add_argument("--md", action="store_true", help="print Markdown")
@@ -58,6 +61,10 @@ def parser() -> Parser:
     help="draw the scores against the setting of --rows (.png, .pdf, .svg)",
   )
   return made
+
+
+def _settings(text: str) -> list[str]:
+  return [name for name in text.split(",") if name]
 
 
 @one_line_errors
