@@ -2,7 +2,7 @@
 
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import config as config_lib
@@ -81,6 +81,9 @@ class Plan(NamedTuple):
 def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   """The sweeps under the given directories, and the runs outside of sweeps.
 
+  Args:
+    roots: directories; or files, sweep-NAME.json or NAME.runs.json.
+
   Raises:
     UserError: a directory is missing or contains no run, or a file in it is
       malformed.
@@ -88,6 +91,9 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   plans: dict[pathlib.Path, Plan] = {}
   found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.
   for root in roots:
+    if _is_list(root) and root.is_file():
+      plans |= {root.resolve(): _read_plan(root)}
+      continue
     if not root.is_dir():
       near = zoo.suggestion(root)
       raise UserError(f"{root}: there is no such directory{near}")
@@ -96,7 +102,7 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
       path
       for directory in directories
       for path in sorted(directory.glob("*.json"))
-      if path.name.startswith("sweep-") or path.name.endswith(KEPT)
+      if _is_list(path)
     ]
     runs = [d for d in directories if _may_be_run(d)]
     if not sweeps and not runs:
@@ -107,6 +113,32 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   others = [read_run(found[key], {}, {}) for key in found if key not in known]
   others += [run for p in plans.values() if not p.name for run in p.runs]
   return [plan for plan in plans.values() if plan.name], others
+
+
+def each_once(plans: Iterable[Plan], others: Iterable[Run]) -> list[Run]:
+  """All runs in order; sweeps may share some, in one directory."""
+  runs: dict[pathlib.Path, Run] = {}
+  for run in (*(run for plan in plans for run in plan.runs), *others):
+    runs.setdefault(run.directory.resolve(), run)
+  return list(runs.values())
+
+
+def has_runs(path: pathlib.Path) -> bool:
+  """Whether a path is a list of runs, or has a run or a list of runs below."""
+  if not path.is_dir():
+    return _is_list(path)
+  return any(
+    _may_be_run(directory) or any(map(_is_list, directory.glob("*.json")))
+    for directory in _directories(path)
+  )
+
+
+def _is_list(path: pathlib.Path) -> bool:
+  """Whether a file has the name of a sweep's plan, or of kept runs."""
+  name = path.name
+  return name.endswith(KEPT) or (
+    name.startswith("sweep-") and name.endswith(".json")
+  )
 
 
 def _may_be_run(directory: pathlib.Path) -> bool:

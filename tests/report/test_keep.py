@@ -110,7 +110,7 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   words = [f"--out={path}", "--sweep=passes", "--verdict=same direction"]
   assert keep.main(words) == 0  # Adds no runs.
   assert len(runs_lib.collect([out])[0][-1].runs) == len(runs)
-  html, markdown, _ = page.write([out], tmp_path / "report")
+  html, markdown, *_ = page.write([out], tmp_path / "report")
   lines = markdown.read_text().splitlines()
   assert lines[2] == "## Verdicts"
   for name, counts, verdict in (
@@ -317,7 +317,7 @@ def test_the_committed_report_is_of_the_committed_runs(tmp_path):
   committed = ROOT / "benchmarks" / "report"
   with contextlib.chdir(ROOT):
     assert report.main(["benchmarks/runs", f"--out={tmp_path}"]) == 0
-  for name in ("report.md", "report.csv"):
+  for name in ("report.csv", "papers.csv", "report.md"):
     made = (tmp_path / name).read_text()
     assert made == (committed / name).read_text(), (
       "python -m loopjax.report benchmarks/runs --out=benchmarks/report"
