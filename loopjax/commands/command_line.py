@@ -90,8 +90,10 @@ class ConfigParser(Parser):
         options.config = _load(options.config_name)
       for word in settings:
         key, equals, text = word.removeprefix(_SETTING).partition("=")
-        value = presets.assign(options.config, key, text if equals else None)
-        options.overrides[key] = value
+        name, value = presets.assign(
+          options.config, key, text if equals else None
+        )
+        options.overrides[name] = value
     return options
 
 

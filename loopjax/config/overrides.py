@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -105,14 +106,19 @@ def by_user(config: ml_collections.ConfigDict) -> frozenset[str]:
 
 def set_by_user(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> None:
+) -> dict[str, Any]:
   """`override` with the values of a user, who is told which have no effect.
 
   Where they make another setting moot, `resolve` resets that one.
+
+  Returns:
+    The values by present names.
   """
+  values = present(values)
   override(config, values)
   if isinstance(config, Config):
     config.by_user.update(values)
+  return values
 
 
 def override(
@@ -126,7 +132,7 @@ def override(
   Raises:
     UserError: a key is unknown, or a value has the wrong type.
   """
-  for key, value in values.items():
+  for key, value in present(values).items():
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
       continue
@@ -139,6 +145,20 @@ def override(
       raise UserError(f"{key}={value!r} must be {wanted}") from error
     except (KeyError, AttributeError, ValueError) as error:
       raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
+
+
+def present(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Values of settings by their present names; says which has another now."""
+  found = dict(values)
+  if (old := "optim.gate_rate") in found:
+    rate = found.pop(old)
+    found["optim.rates"] = () if rate == 1 else (f"latent_gates={rate}",)
+    if rate != 1:
+      print(
+        f"note: {old}={rate} is now optim.rates={found['optim.rates']}",
+        file=sys.stderr,
+      )
+  return found
 
 
 def check_key(key: str, known: Mapping[str, Any]) -> None:

@@ -154,13 +154,16 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 def assign(
   config: ml_collections.ConfigDict, key: str, text: str | None
-) -> Any:
-  """Sets a setting to what the user's text says; returns its new value.
+) -> tuple[str, Any]:
+  """Sets a setting to what the user's text says.
 
   Args:
     config: the config, which is changed.
     key: "section.key".
     text: a Python literal; true, false, 1 or 0 for a flag, which None sets.
+
+  Returns:
+    (the setting's present name, its value).
 
   Raises:
     UserError: as in `config.override`, or another setting has no text.
@@ -176,5 +179,5 @@ def assign(
     # Other text is not of the setting's type, which `override` says.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
-  config_lib.set_by_user(config, {key: value})
-  return sections.flatten(config)[key]
+  (name,) = config_lib.set_by_user(config, {key: value})
+  return name, sections.flatten(config)[name]

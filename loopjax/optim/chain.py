@@ -41,7 +41,9 @@ class Config:
       "matrices", only kernels of linear maps and taps of convolutions; or
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
-    gate_rate: factor of the learning rate, for the gates of MELT.
+    rates: "pattern=factor" each, as ("embedding=0.1", "/bias$=2"): the factor
+      of the learning rate, and with it of the decay, of all parameters whose
+      path the regular expression matches; the first match applies.
     ema_decay: maximum decay of the parameter average used for evaluation; the
       decay at step t is at most (1 + t) / (10 + t). 0 for no average.
     frozen: regular expression of parameters that are not trained; "" for none.
@@ -63,7 +65,7 @@ class Config:
   weight_decay: float = 0.01
   decay: str = "all"
   clip_norm: float = 1.0
-  gate_rate: float = 1.0
+  rates: tuple[str, ...] = ()
   ema_decay: float = 0.999
   frozen: str = ""
 
@@ -84,7 +86,7 @@ class Config:
       clip_norm=0,
       final_learning_rate=0,
     )
-    for field in ("learning_rate", "muon_learning_rate", "eps", "gate_rate"):
+    for field in ("learning_rate", "muon_learning_rate", "eps"):
       if not getattr(self, field) > 0:
         raise UserError(f"optim.{field}={getattr(self, field)} must be > 0")
     for field in ("b1", "b2", "muon_momentum", "ema_decay"):
@@ -100,6 +102,7 @@ class Config:
       re.compile(self.frozen)
     except re.error as error:
       raise UserError(f"optim.frozen={self.frozen!r}: {error}") from error
+    parameters.parsed_rates(self.rates)  # Checks them.
     whole = all(type(step) is int and step > 0 for step in self.warm_again)
     if not whole or [*self.warm_again] != sorted(set(self.warm_again)):
       raise UserError(
@@ -186,7 +189,7 @@ def frozen_mask(params: Any, pattern: str) -> Any:
     UserError: the pattern matches no parameter, or all.
   """
   mask = jax.tree_util.tree_map_with_path(
-    lambda path, _: bool(re.search(pattern, _name(path))), params
+    lambda path, _: bool(re.search(pattern, parameters.name_of(path))), params
   )
   found = jax.tree.leaves(mask)
   if not any(found):
@@ -194,10 +197,6 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   if all(found):
     raise UserError(f"optim.frozen={pattern!r} freezes all parameters")
   return mask
-
-
-def _name(path: Any) -> str:
-  return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def make_optimizer(
@@ -230,8 +229,7 @@ def make_optimizer(
     if config.clip_norm
     else optax.identity()
   )
-  rates = {"gate_rate": config.gate_rate}
-  tx = optax.chain(clip, tx, parameters.scale_by_rate(rates))
+  tx = optax.chain(clip, tx, parameters.scale_by_rate(config.rates))
   if not config.frozen:
     return tx
   # Both are needed: without the first, frozen gradients would count in the

@@ -123,6 +123,29 @@ def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
 
 
 @pytest.mark.parametrize(
+  ("rate", "rates"), [(4.0, ("latent_gates=4.0",)), (1.0, ())]
+)
+def test_the_old_name_of_a_rate_is_read(rate, rates, tmp_path, capsys):
+  """From a command line, where it counts as the user's, and a config.json."""
+  config = load_config("lm_melt", f"tiny,optim.gate_rate={rate}")
+  assert config_lib.resolve(config).optim.rates == rates
+  assert "optim.rates" in config.by_user
+  old = config_lib.to_dict(load_config("lm_melt", "tiny"))
+  del old["optim"]["rates"]
+  old["optim"]["gate_rate"] = rate
+  (tmp_path / "config.json").write_text(json.dumps(old))
+  assert config_lib.of_run(tmp_path, "run").optim.rates == rates
+  line = f"note: optim.gate_rate={rate} is now optim.rates={rates}\n"
+  assert capsys.readouterr().err == (2 * line if rates else "")
+
+
+def test_a_rate_names_what_it_applies_to():
+  config = load_config("lm_melt", "tiny,optim.rates=('gate=2','mlp/gate=3')")
+  with refused("'mlp/gate=3' applies to no parameter of this model"):
+    config_lib.resolve(config)
+
+
+@pytest.mark.parametrize(
   ("name", "arg", "key", "value"),
   [
     ("sudoku_utm", "nine,task.max_revealed=0.0", "task.num_revealed_examples",
@@ -131,7 +154,7 @@ def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
      0.0),
     ("lm_recurrent", "tiny,model.depth=learned", "model.depth_per", "row"),
     ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
-    ("lm_melt", "tiny,model.gate=last", "optim.gate_rate", 1.0),
+    ("lm_melt", "tiny,model.gate=last", "optim.rates", []),
     ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
   ],
 )  # fmt: skip
@@ -164,8 +187,8 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
      "num_examples has no effect while eval.every=0"),
     ("lm_looped", "model.num_loops=1,model.exit_gate=joint",
      "exit_gate='joint' needs model.num_loops of at least 2"),
-    ("lm_melt", "model.gate=last,optim.gate_rate=4.0",
-     "optim.gate_rate=4.0 has no effect"),
+    ("lm_melt", "model.gate=last,optim.rates=('latent_gates=4',)",
+     "optim.rates: 'latent_gates=4' applies to no parameter"),
     ("lm_recurrent", "model.depth=learned,model.depth_per=step",
      "needs model.depth_per='row'"),
     ("sudoku_utm", "model.name=transformer,eval.depth_factor=4",
