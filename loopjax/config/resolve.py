@@ -26,7 +26,7 @@ from loopjax.data import TASKS
 from loopjax.errors import Mistakes, Moot, UserError
 from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
-from loopjax.nn import remat
+from loopjax.nn import lora, remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import Dataclass
 from loopjax.run import workdir as workdir_lib
@@ -115,7 +115,7 @@ def _checked(config: ml_collections.ConfigDict) -> Settings:
   for check in (
     _check_intervals,
     _check_schedules,
-    _check_rates,
+    _check_trained,
     _check_depths,
     _check_teacher,
   ):
@@ -188,19 +188,25 @@ def _check_schedules(settings: Settings) -> None:
     settings.family.check_schedule(settings.model, num_steps)
 
 
-def _check_rates(settings: Settings) -> None:
-  """Raises UserError for a factor of the learning rate without parameters."""
-  rates = settings.optim.rates
-  if not rates:
+def _check_trained(settings: Settings) -> None:
+  """Raises UserError for patterns of section optim that match no parameter."""
+  rates, how = settings.optim.rates, settings.optim.adaptation
+  if not rates and not how:
     return
   try:
     params = _parameters(settings)
   except UserError:
     return  # What builds the model says so.
+  if how:
+    key = jax.random.key(0)
+    _, params = jax.eval_shape(lambda x: lora.split(x, how, key), params)
   unused = parameters.without_parameter(rates, params)
   if unused:
     kept = tuple(one for one in rates if one not in unused)
-    causes = tuple(f"model.{name}" for name in settings.plain["model"])
+    causes = (
+      *(f"model.{x}" for x in settings.plain["model"]),
+      "optim.lora_rank",
+    )
     raise UserError(
       f"optim.rates: {unused[0]!r} applies to no parameter of this model",
       (Moot("optim.rates", kept, causes),),

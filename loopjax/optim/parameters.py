@@ -90,6 +90,9 @@ TABLE = (
     "([a-z_]+_)?norm/(scale|gain|bias)", P(("fsdp", "tensor")), "adamw", "all"
   ),
   Row("([a-z_]+_)?norm/(alpha|shift)", P(), "adamw", "all"),
+  # Pairs of `nn.lora`.
+  Row("(kernel|embedding)/A", P(("fsdp", "tensor"), None), "adamw", "matrices"),
+  Row("(kernel|embedding)/B", P(None, ("fsdp", "tensor")), "adamw", "matrices"),
 )  # fmt: skip
 
 

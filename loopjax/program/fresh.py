@@ -25,6 +25,7 @@ def fresh_state(
     jax.random.fold_in(key, 1),
     settings.optim.ema_decay > 0,
     init_carried(settings),
+    settings.optim.adaptation,
   )
 
 
