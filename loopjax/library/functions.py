@@ -37,7 +37,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
     UserError: there is no such model, or it cannot be read.
   """
   folder = local_path(str(where))
-  if text.is_hub_folder(folder):
+  if convert.is_folder(folder):
     if checkpoint is not None:
       raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
     _, settings, params = convert.read_folder(folder)
