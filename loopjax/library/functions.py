@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
-import optax
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -67,8 +66,7 @@ def build(
   """
   config = _config(model, task, settings)
   resolved = config_lib.resolve(config)
-  tx = optax.identity()
-  params = fresh.fresh_state(resolved, tx, jax.random.key(seed)).params
+  params = fresh.fresh_params(resolved, jax.random.key(seed))
   graphdef, _ = program_lib.abstract_model(resolved)
   return Model(params, graphdef, About(resolved))
 

