@@ -37,16 +37,16 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   state = jax.eval_shape(
     functools.partial(program_lib.fresh_state, settings, tx), jax.random.key(0)
   )
+  _, params = program_lib.abstract_model(settings)
   costs = settings.family.costs(
     settings.model, settings.spec, settings.eval_loops
   )
   by_token, by_row = program_lib.cache_bytes(settings)
   return {
     "config": settings.plain,
-    "parameters": _size(state.params),
-    "parameters_by_module": {
-      k: _size(v) for k, v in sorted(state.params.items())
-    },
+    "parameters": _size(params),
+    "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
+    **({"parameters_trained": _size(state.params)} if state.base else {}),
     "state_bytes": sum(
       leaf.size * leaf.dtype.itemsize
       for leaf in jax.tree.leaves(step.learned(state))
@@ -91,6 +91,8 @@ def page(described: Mapping[str, Any]) -> str:
     "cache": ", ".join(cache),
     "teacher": "",
   }
+  if trained := described.get("parameters_trained"):
+    lines["parameters"] += f"; {trained:,} of pairs and others are trained"
   if teacher := described.get("teacher"):
     lines["teacher"] = f"{teacher['parameters']:,} parameters"
   settings: dict[str, str] = {}

@@ -7,7 +7,7 @@ an earlier version; only this table knows them.
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from loopjax.errors import UserError
@@ -20,15 +20,23 @@ class Renamed(NamedTuple):
   Attributes:
     name: "section.key", or the field of a request.
     values: the present values of old ones; others are unchanged.
+    computed: old value -> present one, where `values` cannot list them.
   """
 
   name: str
   values: Mapping[Any, Any] = {}
+  computed: Callable[[Any], Any] | None = None
 
   def value(self, old: Any) -> Any:
     """The present value of an old one."""
+    if self.computed:
+      return self.computed(old)
     known = isinstance(old, str | bool | int) and old in self.values
     return self.values[old] if known else old
+
+
+def _rates(gate_rate: float) -> list[str]:
+  return [] if gate_rate == 1 else [f"latent_gates={gate_rate}"]
 
 
 ANY, REQUEST = "any family", "request"
@@ -55,6 +63,7 @@ RENAMED: Mapping[tuple[str, str], Renamed] = {
   ("sleep", "model.gradient_passes"): Renamed("model.num_with_gradient"),
   (ANY, "loop.kind"): Renamed("loop.execution"),
   (ANY, "eval.loop_kind"): Renamed("eval.execution"),
+  (ANY, "optim.gate_rate"): Renamed("optim.rates", computed=_rates),
   (REQUEST, "exit"): Renamed("exit_threshold"),
   (REQUEST, "loops"): Renamed("num_loops"),
 }
@@ -114,7 +123,9 @@ def say(family: str, values: Mapping[str, Any], place: str = "") -> None:
   """
   said = [
     f"{name} is now {renamed.name}"
-    + (f"={renamed.value(value)!r}" if renamed.values else "")
+    + (
+      f"={renamed.value(value)!r}" if renamed.values or renamed.computed else ""
+    )
     for name, value in values.items()
     if (renamed := find(family, name))
   ]

@@ -175,7 +175,6 @@ class Family:
       parameters, before the first step; `loss` reads and replaces it.
     untrained: config -> a regular expression like `optim.frozen` of parameters
       that the loss does not use and that are then frozen; "" for none.
-    has_gate_rate: config -> whether some parameters have `optim.gate_rate`.
     reads_out_every_loop: config -> whether the logits after loop k are the same
       as of a model with k loops, of a causal family whose `Model.__call__` also
       takes `targets`, int [B, T]: the trace then has the records of
@@ -206,7 +205,6 @@ class Family:
   check_teacher: CheckTeacher | None = None
   init_carried: Callable[[Any, TaskSpec, int], Carried] | None = None
   untrained: Callable[[Any], str] | None = None
-  has_gate_rate: Callable[[Any], bool] | None = None
   reads_out_every_loop: Callable[[Any], bool] | None = None
   measures: Callable[[Any], Mapping[str, Array]] | None = None
   halting_rule: Callable[[Any], str] | None = None

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,6 +33,10 @@ _FREE_KEYS = (
 # Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
 
+# Subdirectory of an imported run: the Hub's files beside its parameters.
+HUB = "hub"
+_TOKENIZER = "tokenizer.json"
+
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
@@ -56,6 +61,27 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
     except OSError as error:
       raise UserError(f"{workdir}: another run is using it") from error
     yield
+
+
+def keep_hub_files(
+  source: pathlib.Path, workdir: pathlib.Path, tokenizer: str
+) -> None:
+  """Copies the Hub's files of a run to another that starts from it.
+
+  They have what config.json lacks, such as a chat template. Nothing is copied
+  if there are none, or the other run has another tokenizer.
+
+  Args:
+    source: the run's work directory, or zoo:NAME.
+    workdir: the other work directory.
+    tokenizer: path of the other run's tokenizer.
+  """
+  kept = zoo.located(source) / HUB
+  files = kept / _TOKENIZER, pathlib.Path(tokenizer)
+  if all(file.is_file() for file in files):
+    one, other = (file.read_bytes() for file in files)
+    if one == other:
+      shutil.copytree(kept, workdir / HUB, dirs_exist_ok=True)
 
 
 def binds(key: str, mode: str) -> bool:

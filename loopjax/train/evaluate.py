@@ -82,7 +82,7 @@ def check_metric(
     metric: "split/score", with a leading minus if lower is better.
   """
   batch = next(pipeline.iterate(dataset.batches, num_threads=0))
-  params = program.abstract_state.params
+  params = program.abstract_params
   sizes = _group_sizes(dataset)
   shapes = jax.eval_shape(_step(program), params, batch, group_sizes=sizes)
   sums = jax.tree.map(lambda leaf: np.ones(leaf.shape), shapes)

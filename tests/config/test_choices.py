@@ -122,6 +122,12 @@ def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
   assert capsys.readouterr().err == ""
 
 
+def test_a_rate_names_what_it_applies_to():
+  config = load_config("lm_melt", "tiny,optim.rates=('gate=2','mlp/gate=3')")
+  with refused("'mlp/gate=3' applies to no parameter of this model"):
+    config_lib.resolve(config)
+
+
 @pytest.mark.parametrize(
   ("name", "arg", "key", "value"),
   [
@@ -131,7 +137,7 @@ def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
      0.0),
     ("lm_recurrent", "tiny,model.depth=learned", "model.depth_per", "row"),
     ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
-    ("lm_melt", "tiny,model.gate=last", "optim.gate_rate", 1.0),
+    ("lm_melt", "tiny,model.gate=last", "optim.rates", []),
     ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
   ],
 )  # fmt: skip
@@ -164,8 +170,8 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
      "num_examples has no effect while eval.every=0"),
     ("lm_looped", "model.num_loops=1,model.exit_gate=joint",
      "exit_gate='joint' needs model.num_loops of at least 2"),
-    ("lm_melt", "model.gate=last,optim.gate_rate=4.0",
-     "optim.gate_rate=4.0 has no effect"),
+    ("lm_melt", "model.gate=last,optim.rates=('latent_gates=4',)",
+     "optim.rates: 'latent_gates=4' applies to no parameter"),
     ("lm_recurrent", "model.depth=learned,model.depth_per=step",
      "needs model.depth_per='row'"),
     ("sudoku_utm", "model.name=transformer,eval.depth_factor=4",

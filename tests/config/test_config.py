@@ -194,7 +194,8 @@ PAPERS = {
   "lm_melt": {
     "run.num_steps": 500, "run.batch_size": 32, "task.sequence_length": 10_000,
     "model.chunk_size": 500, "model.num_layers": 24, "model.width": 2048,
-    "model.num_loops": 4, "optim.learning_rate": 8e-6, "optim.gate_rate": 62.5,
+    "model.num_loops": 4, "optim.learning_rate": 8e-6,
+    "optim.rates": ["latent_gates=62.5"],
     "optim.b2": 0.95, "optim.weight_decay": 1e-4, "optim.clip_norm": 1.0,
   },
   # Stage 1b: 3 trillion tokens, 4 loops (arXiv 2510.25741).

@@ -326,15 +326,11 @@ def split_of(path):
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
-def test_every_parameter_has_its_decay_its_rate_and_its_place(
-  name, settings, expected
-):
+def test_every_parameter_has_its_decay_and_its_place(name, settings, expected):
   del expected
   for path, row in by_path(parameters.rows(params_of(name, settings))).items():
     assert row.decay == decay_of(path), path
     assert row.split == split_of(path), path
-    is_gate = path.startswith("latent_gates/")
-    assert row.rate == ("gate_rate" if is_gate else ""), path
 
 
 def test_every_family_is_here():

@@ -10,6 +10,7 @@ from tests_support import load_config, namespace
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
+from loopjax.nn import lora
 from loopjax.run.checkpoints import integrity, restore
 from loopjax.sweep import items as items_lib
 
@@ -56,7 +57,7 @@ def test_stages_go_on_from_each_other(tmp_path):
 def test_parameters_that_are_there_take_the_place_of_fresh_ones():
   fresh = {"layers": {"kernel": 1, "bias": 2}, "memories": {"kernel": 3}}
   there = {"layers": {"kernel": 4, "bias": 5}}
-  assert integrity.merged(fresh, there) == {**fresh, **there}
+  assert lora.replaced(fresh, there) == {**fresh, **there}
 
 
 @pytest.mark.manual

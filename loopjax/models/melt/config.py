@@ -186,11 +186,6 @@ class Options(NamedTuple):
   sweeps: int = 0
 
 
-def has_gate_rate(config: Config) -> bool:
-  """See `Family`: learned gates are new beside a trained model."""
-  return config.gate in LEARNED
-
-
 def check_schedule(config: Config, num_steps: int) -> None:
   """Raises UserError if alpha does not reach 1 in so many steps."""
   if config.interpolation_steps > num_steps:
