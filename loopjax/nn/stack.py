@@ -161,7 +161,7 @@ def unstacked(layers: block.Block) -> nnx.List:
 
 
 def run_layers(
-  layers: block.Block | nnx.List,
+  layers: nnx.Module,
   x: Array,
   cache: Cache | None,
   metadata: attention.Metadata,
@@ -175,7 +175,8 @@ def run_layers(
   """Applies the blocks one after another.
 
   Args:
-    layers: from `make_layers` or `unstacked`; the latter without dropout.
+    layers: blocks with stacked parameters, as from `make_layers`, or from
+      `unstacked`; the latter without dropout.
     x: residual stream [B, T, D].
     cache: cache of earlier tokens, or None.
     metadata: positions and masks of the tokens.
