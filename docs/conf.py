@@ -42,6 +42,8 @@ nb_execution_mode = "off"  # Their outputs are in them.
 
 html_theme = "furo"
 html_title = "loopjax"
+html_static_path = ["_static"]
+html_css_files = ["width.css"]
 html_additional_pages = {"index": "to_first_page.html"}
 html_show_copyright = False
 html_copy_source = False

@@ -318,6 +318,7 @@ def test_every_page_of_the_site_is_in_its_contents():
   assert pages <= listed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "builder", ["dummy", pytest.param("html", marks=pytest.mark.manual)]
 )

@@ -151,6 +151,13 @@ def test_it_is_trained_saved_and_read_by_commands(
   assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
   text = found.generate("a", num_tokens=5, temperature=0.0, stop="ab")
   assert text == "aaaaa"
+  prompts, drawn = ["a", "aa", "aaa"], {"num_tokens": 5, "temperature": 3.0}
+  texts = found.generate(prompts, seed=7, **drawn)  # Seeds 7, 8, 9.
+  assert texts == [
+    found.generate(prompt, seed=7 + number, **drawn)
+    for number, prompt in enumerate(prompts)
+  ]
+  assert len(set(texts)) == 3 and found.generate([]) == []
   loopjax.save(found, tmp_path / "run")
   again = loopjax.load(str(tmp_path / "run"))
   ids = np.full(16, 97)
@@ -186,7 +193,7 @@ def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
   assert task.tokenizer == str(tmp_path / "run" / "hub" / "tokenizer.json")
   assert task.end_token == "<end>"
   for model in (found, again):
-    language_model, _ = library.text._generator(model, 1, None)
+    language_model, _ = library.text._generator(model, 1, None, 1)
     assert language_model.stop_tokens == (0,)
   with refused("checkpoint=3 has no effect on"):
     loopjax.load(folder, checkpoint=3)
@@ -375,6 +382,7 @@ def test_models_of_the_pages_can_be_built():
       "num_loops=2.5 must be an integer",
     ),
     (lambda m: m.generate(3), "prompt=3 must be a string"),
+    (lambda m: m.generate(["a", 3]), "prompt=3 must be a string"),
     (lambda m: m.generate("a", bos="<s>"), "bos='<s>' is not a token of bytes"),
     (
       lambda m: m.generate("abc", num_tokens=14),

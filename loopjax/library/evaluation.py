@@ -32,6 +32,10 @@ class Split(grain.MapDataset):
   def __len__(self) -> int:
     return len(self._batches)
 
+  def __repr__(self) -> str:
+    shapes = {name: np.shape(array) for name, array in self[0].items()}
+    return f"<Split of {len(self)} batches: {shapes}>"
+
   def __getitem__(self, index: Any) -> Any:
     return (
       self.slice(index) if isinstance(index, slice) else self._batches[index]

@@ -146,7 +146,7 @@ class Model:
 
   def generate(
     self,
-    prompt: str,
+    prompt: str | Sequence[str],
     *,
     num_tokens: int | None = None,
     num_loops: int | None = None,
@@ -154,16 +154,18 @@ class Model:
     seed: int = 0,
     stop: str | Sequence[str] = (),
     bos: str | None = None,
-  ) -> str:
+  ) -> Any:
     """Returns a language model's continuation of a prompt.
 
     Args:
-      prompt: the text to continue.
+      prompt: the text to continue; or several, for a list of continuations,
+        each the same as alone (up to the rounding of a batch).
       num_tokens: maximum number of tokens to generate; 256, or as many as fit
         into the model's sequence length after the prompt, if None.
       num_loops: number of loops per token; as in evaluation if None.
       temperature: divides the logits; 0 for greedy decoding.
-      seed: seed of the random numbers.
+      seed: seed of the random numbers; of the first of several prompts, whose
+        seeds are counted up.
       stop: one string or several; the text ends before any of them.
       bos: the token at the beginning of the prompt: one of the tokenizer,
         "none" for nothing, of a model that was trained without one, or None for
@@ -174,9 +176,18 @@ class Model:
         the prompt or `num_tokens` does not fit into the sequence length.
     """
     sampling = Sampling(temperature=temperature, seed=seed)
-    return text.generate(
-      self, prompt, num_tokens, num_loops, sampling, stop, bos
+    several = isinstance(prompt, list | tuple)
+    prompts: Any = prompt if several else [prompt]
+    texts = text.generate(
+      self,
+      prompts,
+      num_tokens,
+      num_loops,
+      sampling,
+      stop,
+      bos,
     )
+    return texts if several else texts[0]
 
   def evaluate(
     self, dataset: Any, *, num_loops: int | None = None

@@ -1,5 +1,6 @@
 """Texts of a model, by the engine of `loopjax generate`."""
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
@@ -18,47 +19,54 @@ from loopjax.library import checked
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import language_model as language_model_lib
 
+_SLOTS = 8  # Texts that are generated at once.
+
 
 def generate(
   model: Any,
-  prompt: str,
+  prompts: Sequence[str],
   num_tokens: int | None,
   num_loops: int | None,
   sampling: Sampling,
   stop: str | Sequence[str],
   bos: str | None,
-) -> str:
-  """`Model.generate`."""
+) -> list[str]:
+  """`Model.generate` for several prompts; seeds are counted up."""
   stops = (stop,) if isinstance(stop, str) else tuple(stop)
-  for name, value in (("prompt", prompt), *(("stop", one) for one in stops)):
-    if not isinstance(value, str):
-      raise UserError(f"{name}={value!r} must be a string")
+  for name, values in (("prompt", prompts), ("stop", stops)):
+    for value in values:
+      if not isinstance(value, str):
+        raise UserError(f"{name}={value!r} must be a string")
+  if not prompts:
+    return []
   settings = model.about.settings
   loops = checked.loops(settings, num_loops, settings.eval_loops)
-  language_model, engine = _generator(model, loops, bos)
-  tokens = language_model.tokenizer.encode_prompt(prompt)
-  if num_tokens is not None:
-    num_tokens = checked.integer("num_tokens", num_tokens, 1)
-    engine.limits.check_room("num_tokens", num_tokens, len(tokens))
-  request = GenerationRequest(
-    tokens,
-    num_tokens or text_flags.MAX_NEW_TOKENS,
-    sampling,
-    stop_tokens=language_model.stop_tokens,
-  )
-  try:
-    (found,) = text_lib.generate_texts(
-      engine, language_model.tokenizer, [request], stops
+  slots = min(len(prompts), _SLOTS)
+  language_model, engine = _generator(model, loops, bos, slots)
+  tokenizer, requests = language_model.tokenizer, []
+  for number, tokens in enumerate(map(tokenizer.encode_prompt, prompts)):
+    if num_tokens is not None:
+      num_tokens = checked.integer("num_tokens", num_tokens, 1)
+      engine.limits.check_room("num_tokens", num_tokens, len(tokens))
+    seed = (sampling.seed + number) % 2**32
+    request = GenerationRequest(
+      tokens,
+      num_tokens or text_flags.MAX_NEW_TOKENS,
+      dataclasses.replace(sampling, seed=seed),
+      stop_tokens=language_model.stop_tokens,
     )
+    requests.append(request)
+  try:
+    found = text_lib.generate_texts(engine, tokenizer, requests, stops)
   except KeyboardInterrupt:
-    _generator.cache_clear()  # Its engine is in the middle of this text.
+    _generator.cache_clear()  # Its engine is in the middle of these texts.
     raise
-  return found.text
+  return [one.text for one in found]
 
 
 @functools.lru_cache(maxsize=2)  # An engine keeps what it has compiled.
 def _generator(
-  model: Any, num_loops: int, bos: str | None
+  model: Any, num_loops: int, bos: str | None, num_slots: int
 ) -> tuple[language_model_lib.LanguageModel, Engine]:
   settings = model.about.settings
   reading = settings.family.reading
@@ -81,7 +89,7 @@ def _generator(
     facts={"model": settings.model_name},
   )
   return language_model, source.make_engine(
-    language_model, num_slots=1, max_tokens=model.spec.sequence_length
+    language_model, num_slots=num_slots, max_tokens=model.spec.sequence_length
   )
 
 

@@ -20,6 +20,24 @@ from loopjax.report.tables import duration, score
 _PICTURES = (
   "puzzle", "passes", "exit_curve", "loops", "depth", "positions"
 )  # fmt: skip
+_CAPTIONS = {
+  "attention": "What tokens attend to, mean over heads, at three loops",
+  "attention_heads": "What tokens attend to by head, in the last loop",
+  "curves": "Training: loss, scores and loops by step",
+  "depth": "Scores after each loop, also beyond the trained number",
+  "exit_curve": "Loss against the loops that tokens run, by exit threshold",
+  "exits": "Iterations and score if tokens halt earlier",
+  "halting": "How many tokens halt after how many loops",
+  "halting_map": "Loops until each cell halts",
+  "loops": "Iterations of each layer over training, and its loop scales",
+  "memory": "Memory banks: gates, and slots that are read",
+  "passes": "Norms after every pass, and what fast weights retain",
+  "positions": "Loss by position in the document",
+  "puzzle": "A test puzzle after each loop",
+  "puzzle_failed": "A test puzzle that the model does not solve",
+  "router": "Halting probability by loop, during training and at its end",
+  "skipping": "Loss against loops that tokens run, if later ones are skipped",
+}
 _ERROR = "/standard_error"
 _BY_DEPTH = re.compile(r"depth/(.+)/loop=(\d+)")
 
@@ -58,7 +76,7 @@ def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
     path.stem: document.Image(
       path.read_bytes(),
       pathlib.Path(os.path.relpath(path, out)).as_posix(),
-      path.stem.replace("_", " ").capitalize(),
+      _CAPTIONS.get(path.stem, path.stem.replace("_", " ").capitalize()),
     )
     for path in sorted((run.directory / "figures").glob("*.png"))
   }

@@ -55,7 +55,9 @@ def write(
   """
   plans, others = runs_lib.collect(workdirs)
   plans.sort(key=_place)
-  title = "Our runs and the papers' numbers"
+  alone = not plans and len(others) == 1
+  name = others[0].directory.resolve().name if alone else ""
+  title = name or "Our runs and the papers' numbers"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)

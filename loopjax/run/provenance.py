@@ -4,6 +4,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -25,8 +26,16 @@ def environment() -> dict[str, Any]:
       **{name: metadata.version(name) for name in packages},
     },
     "revision": _revision(_PACKAGE),
-    "command": shlex.join(["python", *sys.orig_argv[1:]]),
+    "command": _command(sys.orig_argv),
   }
+
+
+def _command(words: Sequence[str]) -> str:
+  """The command of a process, to be typed on any machine."""
+  _, *words = words  # The interpreter.
+  if words and pathlib.Path(words[0]).stem == "loopjax":  # Its script.
+    return shlex.join(["loopjax", *words[1:]])
+  return shlex.join(["python", *words])
 
 
 def has_landed(revision: str) -> bool | None:

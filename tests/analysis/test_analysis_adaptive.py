@@ -62,6 +62,7 @@ def lines(axes):
   return {line.get_label(): line.get_data() for line in axes.get_lines()}
 
 
+@pytest.mark.long
 def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
   evaluated = evaluate_model(tmp_path, rows=rows())
   assert adaptive.draw_loops(evaluated) == [tmp_path / "loops.png"]
@@ -79,6 +80,7 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
   assert list(values) == pytest.approx([0.3, 1.3])
 
 
+@pytest.mark.long
 def test_a_run_that_was_never_evaluated_has_its_iterations(tmp_path, drawn):
   trained = [row for row in rows() if row["split"] == "train"]
   adaptive.draw_loops(evaluate_model(tmp_path, rows=trained))
@@ -86,6 +88,7 @@ def test_a_run_that_was_never_evaluated_has_its_iterations(tmp_path, drawn):
   assert lines(over) and not lines(onset)
 
 
+@pytest.mark.long
 def test_one_iteration_has_no_figure(tmp_path):
   one = {"model__num_loops": 1, "model__loop_update": "delta"}
   evaluated = evaluate_model(tmp_path, rows=rows(num_loops=1), **one)
@@ -93,6 +96,7 @@ def test_one_iteration_has_no_figure(tmp_path):
   assert adaptive.draw_memory(evaluated._replace(rows=[])) == []
 
 
+@pytest.mark.long
 def test_slots_are_drawn_with_the_gates_of_their_bank(tmp_path, drawn):
   evaluated = evaluate_model(tmp_path, rows=rows())
   assert adaptive.draw_memory(evaluated) == [tmp_path / "memory.png"]
@@ -110,6 +114,7 @@ def test_slots_in_use():
   np.testing.assert_allclose(adaptive.slots_in_use(attention), [4, 1, 2])
 
 
+@pytest.mark.long
 def test_a_lower_threshold_runs_fewer_iterations(tmp_path, drawn):
   """A new router halts with probability 1/2: 1/2, 3/4, and the rest."""
   evaluated = evaluate_model(tmp_path)

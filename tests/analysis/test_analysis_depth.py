@@ -62,6 +62,7 @@ def test_every_entry_is_what_a_fixed_model_answers_at_that_depth(tmp_path):
       )
 
 
+@pytest.mark.long
 def test_chunks_do_not_change_what_is_shown(monkeypatch):
   # 19 examples in chunks of 8: the last chunk is filled up.
   monkeypatch.setattr(evaluated_lib, "_CHUNK", 8)
@@ -110,6 +111,7 @@ def test_every_split_has_a_depth_of_its_own(tmp_path):
   assert np.abs(difference).max() > 1e-3
 
 
+@pytest.mark.long
 @crossing(
   ("family", "factor"),
   [("looped", 2), ("melt", 1), ("sleep", 2)],
@@ -148,6 +150,7 @@ def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
   assert ("relative_change" in scores) == (family == "looped")
 
 
+@pytest.mark.long
 def test_rows_count_by_their_weight():
   values, weights = np.array([[1.0, 3.0, 9.0]]), np.array([[2.0, 1.0, 0.0]])
   found = depth.means({"bits": (values, weights)})

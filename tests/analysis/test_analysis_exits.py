@@ -119,6 +119,7 @@ def test_what_is_measured_is_what_the_model_does(tmp_path):
   np.testing.assert_array_equal(found.weights, evaluated.batch["weights"][:18])
 
 
+@pytest.mark.long
 def test_the_curve_is_drawn_with_its_numbers(tmp_path):
   evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
   files = exits.draw_curve(evaluated)

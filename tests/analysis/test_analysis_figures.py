@@ -78,6 +78,7 @@ def test_all_pictures_of_a_model_that_halts(tmp_path):
   assert numbers["uniform"]["same"] == same
 
 
+@pytest.mark.long
 def test_what_does_not_apply_is_left_out(tmp_path):
   _write_metrics(tmp_path)
   (tmp_path / "figures").mkdir()
@@ -91,11 +92,13 @@ def test_what_does_not_apply_is_left_out(tmp_path):
   assert result.scores == {}
 
 
+@pytest.mark.long
 def test_ponder_model_without_metrics(tmp_path):
   result = _draw(tmp_path, model__halting="ponder")
   _check(tmp_path, result, _ALWAYS | _HALTING)
 
 
+@pytest.mark.long
 @crossing(
   ("family", "names"),
   [
@@ -113,6 +116,7 @@ def test_another_family_solves_sudoku(family, names, tmp_path):
   assert {path.stem for path in result.files} == names
 
 
+@pytest.mark.long
 def test_a_figure_that_fails_is_named_and_the_others_are_drawn(
   tmp_path, monkeypatch, capsys
 ):

@@ -156,6 +156,7 @@ def test_texts_end_where_their_first_document_does():
   assert len(tokens) == 2
 
 
+@pytest.mark.long
 def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
   def read(workdir):
     if workdir.name == "none":

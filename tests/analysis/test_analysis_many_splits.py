@@ -36,6 +36,7 @@ def _names(axes):
   return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
+@pytest.mark.long
 def test_splits_that_differ_in_their_number_share_a_panel(drawn, tmp_path):
   scores = {}
   for index, split in enumerate(_SPLITS):

@@ -11,6 +11,7 @@ from loopjax.errors import UserError
 from loopjax.models import MODELS
 
 
+@pytest.mark.long
 def test_table_2_of_melt():
   """Its first column and the model memory of both looped models, exactly."""
   lines = memory.table_2().splitlines()

@@ -60,6 +60,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   assert {line[3] for line in shown} == {"2", str(best["position"])}
 
 
+@pytest.mark.long
 def test_one_loop_passes_nothing_on(tmp_path, capsys):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, "looped", "model.num_loops=1")

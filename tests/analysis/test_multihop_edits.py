@@ -33,6 +33,7 @@ def test_norms_of_equation_3():
   np.testing.assert_array_equal(scaled["final_norm"], vectors + 1)
 
 
+@pytest.mark.long
 def test_a_blend_is_between_these_loops_at_these_positions_alone():
   state = jax.random.normal(jax.random.key(0), (3, LENGTH, 8))
   vectors = jax.random.normal(jax.random.key(1), (3, 8))
@@ -72,6 +73,7 @@ class _Given:
     return self.states
 
 
+@pytest.mark.long
 @crossing("name", by_size(STATE))
 @pytest.mark.parametrize("loop", [1, 2])
 def test_the_next_loop_starts_from_the_edited_state(name, loop):
@@ -119,6 +121,7 @@ def test_the_next_loop_starts_from_the_edited_state(name, loop):
   assert jnp.abs(whole.logits - plain.logits).max() > 0.1
 
 
+@pytest.mark.long
 def test_an_edit_can_take_the_channel_away():
   """DiscoLoop with H~ edited back to H is the vanilla loop."""
   build, params, _ = model_of("disco")

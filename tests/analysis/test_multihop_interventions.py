@@ -23,6 +23,7 @@ def test_places_are_where_bridges_can_be_known():
   assert set(moved.position.tolist()) == {3}
 
 
+@pytest.mark.long
 def test_a_weak_bridge_is_helped_by_its_embedding():
   """Loops write strength 0.1, and later loops need at least 0.5.
 
@@ -64,6 +65,7 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
   assert len(found) == 3 * 3 * len(edits.NORMS) * len(interventions.ALPHAS)
 
 
+@pytest.mark.long
 def test_what_is_decoded_is_handed_on():
   """After loop 1 the argmax is the bridge: both targets agree."""
   question_set = examples.make_questions()
@@ -79,6 +81,7 @@ def test_what_is_decoded_is_handed_on():
       assert row["accuracy"] == reached, row
 
 
+@pytest.mark.long
 def test_targets_are_of_the_loop_and_position_that_are_edited():
   """The most likely token at this loop and position, not at others."""
   question_set = examples.make_questions()

@@ -13,6 +13,7 @@ from loopjax.analysis.multihop.questions import entity_name
 from loopjax.data.multihop import language, task
 
 
+@pytest.mark.long
 def test_a_distribution_by_hand():
   """Probabilities 1/2, 1/4, 1/8, 1/8; the logits have an added constant."""
   logits = jnp.log(jnp.array([4.0, 2.0, 1.0, 1.0]))
@@ -29,6 +30,7 @@ def test_a_distribution_by_hand():
   np.testing.assert_allclose(got["entropy"], 1.75 * math.log(2), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_many_distributions_with_ties_and_padding():
   rng = np.random.default_rng(0)
   logits = rng.integers(-2, 3, (3, 4, 9)).astype(np.float32)

@@ -63,6 +63,7 @@ def test_scores_are_those_of_all_logits():
 
 
 # The text task rejects sleep, whose fast weights cross documents.
+@pytest.mark.long
 @crossing("family", by_size(["adaptive", "disco", "ponderlm", "transformer"]))
 def test_padding_changes_nothing_in_any_family(family):
   language_model = language_model_of(family)
@@ -122,6 +123,7 @@ def test_a_context_that_is_too_long_loses_its_beginning():
   assert (score.num_cut, score.num_parts) == (147 - LENGTH - 1, 1)
 
 
+@pytest.mark.long
 def test_a_continuation_longer_than_the_context_is_scored_in_parts():
   language_model = language_model_of()
   request = ScoringRequest(begun("Read"), ids(TEXT[:60]))

@@ -78,6 +78,7 @@ def test_a_text_by_depth_is_what_it_is_alone(name, options):
     alike(again, alone)
 
 
+@pytest.mark.long
 def test_no_row_waits_for_another():
   """A row has a token after its own loops, and no call ends before one has."""
   calls = []
@@ -130,6 +131,7 @@ def test_a_slot_begins_with_the_first_loop_of_its_text():
   alike(text, alone)
 
 
+@pytest.mark.long
 def test_a_token_that_lockstep_ends_is_not_gone_on_with(monkeypatch):
   """By depth, in lockstep and by depth again, within the same texts."""
   asked = [
@@ -174,6 +176,7 @@ def test_rows_wait_for_each_other_where_that_is_faster(monkeypatch):
   assert [depth for _, depth, _ in calls][:2] == [slots.EXITS, slots.BY_DEPTH]
 
 
+@pytest.mark.long
 def test_others_stay_in_lockstep():
   """Families whose loops need more than a state, or without exits."""
   asked = [

@@ -97,6 +97,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
   assert spans[:3] == [16, 24, 24]
 
 
+@pytest.mark.long
 @crossing(("name", "options"), [
   ("looped", {}), ("looped", {"cache_kind": "mean"}),
   ("recurrent", {"cache_kind": "continuous"}),

@@ -25,6 +25,7 @@ def run(tmp_path_factory):
   return make_run(workdir, model__exit_gate="joint", model__num_loops=2)
 
 
+@pytest.mark.long
 def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   flags = (str(run), "--prompt=Loops", *FLAGS, "--report")
   assert entry.main([*flags]) == 0
@@ -41,6 +42,7 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
   )  # The first: 2.
 
 
+@pytest.mark.long
 def test_drafts_change_the_report_alone(run, capsys):
   flags = (str(run), "--prompt=Loops", *FLAGS, "--report")
   assert entry.main([*flags]) == 0
@@ -54,6 +56,7 @@ def test_drafts_change_the_report_alone(run, capsys):
   assert "of 11 accepted; " in line and "loops computed per token" in line
 
 
+@pytest.mark.long
 def test_a_file_of_prompts_becomes_a_line_a_text(
   run, tmp_path, monkeypatch, capsys
 ):

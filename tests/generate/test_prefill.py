@@ -75,6 +75,7 @@ def expected_scores(name, request, tokens, kept="copy"):
   return [float(scores[held + n, token]) for n, token in enumerate(tokens)]
 
 
+@pytest.mark.long
 @crossing(("name", "kept"), [
   ("looped", "copy"), ("looped", "state"), ("recurrent", "copy"),
   ("melt", "copy"), ("disco", "copy"), ("ponderlm", "copy"),
@@ -95,6 +96,7 @@ def test_the_prompt_leaves_what_tokens_leave_that_exit(name, kept):
   assert changed > 1e-3
 
 
+@pytest.mark.long
 @crossing("name", FAMILIES)
 def test_as_many_loops_as_the_text_are_none_fewer(name):
   """Bitwise, of the engine, and of the cache if nothing is skipped."""
@@ -156,6 +158,7 @@ def test_other_caches_take_them_too(kind):
   ]
 
 
+@pytest.mark.long
 def test_prefixes_are_of_the_same_loops():
   """Only of tokens processed alike, not of a prompt's last one."""
   made = engine_of("looped", max_tokens=56, num_slots=1, prefix_mib=1)
@@ -188,6 +191,7 @@ def test_what_cannot_be_read_so_is_refused(name, options, loops, says):
   assert "\n" not in str(error.value) and engine.idle
 
 
+@pytest.mark.long
 def test_a_damped_loop_depends_on_how_many_follow():
   engine = engine_of("recurrent", changes={"update": "damped"})
   with pytest.raises(UserError, match="a loop depends on how many follow"):

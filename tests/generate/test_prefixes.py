@@ -34,6 +34,7 @@ def scores(text):
   return [one.log_probability for one in text]
 
 
+@pytest.mark.long
 @crossing("name", ["looped", "recurrent"])
 def test_a_text_after_a_copied_prompt_is_the_same_to_the_bit(name):
   """If the rest of the prompt has the same chunks."""
@@ -165,5 +166,6 @@ def test_no_room_is_said():
     engine(changes={"num_loops": 100, "num_layers": 9})
 
 
+@pytest.mark.long
 def test_a_prompt_that_has_no_block_shares_nothing():
   assert engine(max_tokens=BLOCK - 1).prefixes is None

@@ -51,6 +51,7 @@ def test_every_number_is_within_half_a_step_of_its_output(weights):
   assert quantized.kind(made) == weights
 
 
+@pytest.mark.long
 @crossing("name", causal(), manual=("sleep", "recurrent", "disco"))
 def test_a_quantised_model_writes_what_its_dense_weights_write(name):
   """In every family: the engine uses weights only through `linear.dense`."""
@@ -72,6 +73,7 @@ def test_a_quantised_model_writes_what_its_dense_weights_write(name):
   np.testing.assert_allclose(*found, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_trained_model_predicts_almost_as_well_in_half_the_memory():
   tokens = np.frombuffer(
     b"It was the best of times, it was the worst of times, and she had never "
@@ -100,6 +102,7 @@ def test_the_trained_model_predicts_almost_as_well_in_half_the_memory():
   assert losses["int4"] < 1.1 * losses[None]
 
 
+@pytest.mark.long
 @crossing("weights", ("int4", "int8"))
 def test_a_stored_model_is_the_one_that_is_quantised_when_read(
   weights, tmp_path
@@ -146,6 +149,7 @@ def test_what_is_damaged_or_does_not_fit_is_one_line(tmp_path, capsys):
     language_model.load(workdir)
 
 
+@pytest.mark.long
 def test_weights_that_cannot_be_quantised_are_refused(monkeypatch):
   params = {"gate": {"kernel": jnp.ones((16, 1))}}
   with pytest.raises(

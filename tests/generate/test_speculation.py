@@ -71,6 +71,7 @@ CASES = (
 THREE = {"changes": {"num_loops": 3}}
 
 
+@pytest.mark.long
 @crossing(("name", "loops"), CASES)
 def test_drawn_texts_are_those_of_full_forward_passes(name, loops):
   """For any sample; and most drafts equal the samples of all loops."""
@@ -105,6 +106,7 @@ def test_greedy_texts_are_those_without_drafts(name, loops):
   assert costs.loops == 3 * costs.tokens == costs_of(plain).computed
 
 
+@pytest.mark.long
 def test_rows_with_and_without_drafts_wait_for_each_other():
   plain = [dataclasses.replace(one, num_loops=1) for one in ASKED[:2]]
   draft = ASKED[3:4]
@@ -139,6 +141,7 @@ def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
       same([text], alone)
 
 
+@pytest.mark.long
 @crossing(
   ("name", "num"),
   itertools.product(("recurrent", "looped"), (2, 8, 3)),
@@ -167,6 +170,7 @@ def test_texts_end_where_they_do_without_drafts():
   same(engine.generate(drafted(endless, 2)), expected)
 
 
+@pytest.mark.long
 def test_a_cancelled_draft_leaves_no_trace():
   """Nor does one whose row waits while others continue."""
   engine = engine_of("looped", num_slots=1)
@@ -204,6 +208,7 @@ def reader(name):
   return read, prompted(), prompt[:, -1:]
 
 
+@pytest.mark.long
 @crossing(("name", "loops"), CASES)
 def test_loops_that_go_on_are_all_loops_to_the_bit(name, loops):
   """The keys and states after m loops equal the model's."""
@@ -242,6 +247,7 @@ def test_drafts_become_as_many_as_are_accepted():
   assert drafts(40, 10, 0.75)[0] <= drafts(40, 10, 0.1)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options", "request_of", "says"), [
   ("looped", {}, {"draft_loops": 3}, r"draft_loops=3 is not in \[1, 2\]"),
   ("looped", {}, {"draft_loops": -1}, "draft_loops=-1"),
@@ -262,6 +268,7 @@ def test_impossible_drafts_are_refused(name, options, request_of, says):
   assert "\n" not in str(error.value) and engine.idle
 
 
+@pytest.mark.long
 def test_drafts_and_exits_exclude_each_other():
   with pytest.raises(UserError, match="exclude each other"):
     new((1,), 1, exit_threshold=0.5, draft_loops=1)

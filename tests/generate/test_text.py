@@ -99,6 +99,7 @@ def test_a_token_of_which_the_text_has_a_part_is_its_own(tmp_path):
   assert text.text == " w" and [one.token for one in text.tokens] == [6]
 
 
+@pytest.mark.long
 def test_texts_that_stop_make_room_for_others():
   class Letters:
     """A tokenizer with one token per letter."""

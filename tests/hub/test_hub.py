@@ -628,6 +628,7 @@ def test_a_model_trained_here_is_read_again(end_token, tmp_path):
   assert params["head"]["kernel"].shape[1] == found.num_real
 
 
+@pytest.mark.long
 def test_huginn_comes_back_as_it_was(tmp_path):
   """With its constants, and the settings that are not ours."""
   more = {"bos_token_id": 1, "activation_checkpoint_impl": "per-iteration"}

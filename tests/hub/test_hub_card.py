@@ -71,6 +71,7 @@ def score(run, task, step=0, **changes):
   (run / "eval" / f"{task}.json").write_text(json.dumps(found))
 
 
+@pytest.mark.long
 def test_a_card_has_what_the_run_has_written(copies):
   run, out = copies
   trained(run)

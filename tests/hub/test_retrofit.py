@@ -78,6 +78,7 @@ def logits_of(workdir, num_loops=None, tokens=TOKENS):
   return jax.jit(run)(found.params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("name", "core", "loops"),
   [
@@ -97,6 +98,7 @@ def test_a_gated_loop_is_the_transformer_at_first(name, core, loops, tmp_path):
   np.testing.assert_allclose(logits, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.long
 def test_a_damped_loop_is_the_transformer_with_one_loop(tmp_path):
   """With more loops it is another model, without training."""
   source, expected = source_of("looped", tmp_path / "run")
@@ -106,6 +108,7 @@ def test_a_damped_loop_is_the_transformer_with_one_loop(tmp_path):
   assert np.max(np.abs(logits_of(out) - expected)) > 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["import", "directly"])
 def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
   """With its tokenizer and end token."""

@@ -59,6 +59,7 @@ def test_backward_pass_is_autodiff_of_the_reference(
   assert_close(actual, expected, 1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_finite_differences(name):
   place = NAMES.index(name)
@@ -80,6 +81,7 @@ def test_gradients_are_finite_differences(name):
     np.testing.assert_allclose(slope, difference, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_float32_gradients_are_those_of_float64():
   narrow = arrays(130, np.float32)
   with jax.enable_x64(True):
@@ -90,6 +92,7 @@ def test_float32_gradients_are_those_of_float64():
   assert_close(actual, expected, 2e-5)
 
 
+@pytest.mark.long
 def test_bfloat16_inputs_get_bfloat16_gradients():
   *inputs, state = arrays(20, np.float32)
   narrow = [jnp.asarray(x, jnp.bfloat16) for x in inputs]
@@ -103,6 +106,7 @@ def test_bfloat16_inputs_get_bfloat16_gradients():
   assert_close(actual[5], expected[5], 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["reference", "chunked"])
 def test_masked_tokens_get_no_gradient_and_give_none(form):
   """Not even NaN, for any values."""
@@ -134,6 +138,7 @@ def test_gradients_at_the_ends_of_the_decay_gate(form, log_decay):
   assert (np.abs(grads[5]).max() > 0.01) == (log_decay == 0)  # Into the state.
 
 
+@pytest.mark.long
 def test_values_and_gradients_are_those_of_transformers():
   """Qwen3-Next's rule in torch, in float32, by fixtures/make_oracles.py."""
   stored = np.load(ROOT / "tests" / "fixtures" / "qwen3_next_rule.npz")
@@ -151,6 +156,7 @@ def test_values_and_gradients_are_those_of_transformers():
   assert_close(grads, wanted, 5e-5)
 
 
+@pytest.mark.long
 def test_a_mesh_changes_nothing_and_gathers_nothing():
   """Examples over 2 x 2 devices, heads over 2."""
   mesh = sharding.make_mesh(

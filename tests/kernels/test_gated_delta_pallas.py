@@ -221,6 +221,7 @@ def test_lowers_for_tpu():
   assert sorted(names) == ["gated_delta"] * 2 + ["gated_delta_adjoint"]
 
 
+@pytest.mark.long
 def test_lowers_for_hopper():
   run = jax.jit(gradients("pallas_gpu"))
   unstable = [

@@ -133,6 +133,7 @@ def test_kernel_is_the_reference(name, request):
     assert jnp.all(d_cache[0][b, kept])
 
 
+@pytest.mark.long
 def test_kernel_in_bfloat16():
   operands = arrays(jnp.bfloat16, **CASES["decode"])
   assert_only_rounded(interpreted(operands), operands)
@@ -295,6 +296,7 @@ def test_lowers_for_tpu(size):
   assert calls[0].count("output_operand_alias<output_tuple_indices") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 def test_lowers_for_hopper(size):
   run = jax.jit(gradients("pallas_gpu"))

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from loopjax.kernels import vocabulary
 
 
+@pytest.mark.long
 def test_ids_are_one_row_in_memory():
   """If all ids passed the barrier, they would be written beside the logits."""
   hidden, folded = jnp.ones((3, 40, 6)), jnp.ones((8, 5, 6))

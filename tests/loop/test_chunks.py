@@ -113,6 +113,7 @@ def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
     )
 
 
+@pytest.mark.long
 def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
   """And the same results and gradients as with complete buffers."""
   rows = []

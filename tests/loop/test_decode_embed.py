@@ -82,6 +82,7 @@ def test_chunks_are_the_reference(name):
     assert_close(actual, expected, 1e-13, least=least)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ragged", "top_k_over_chunks"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_narrow_inputs_add_in_float32(name, dtype):

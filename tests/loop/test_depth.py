@@ -201,6 +201,7 @@ def test_a_learned_depth_needs_two_rows():
     depth.learned_loss(jnp.zeros(3), jnp.ones(1, int), jnp.ones(1), 2.0)
 
 
+@pytest.mark.long
 def test_a_learned_depth_follows_the_gradient_of_the_expected_cost():
   """All draws of two rows, weighted by their probabilities."""
   logits = jnp.array([0.3, -0.2, 0.5])

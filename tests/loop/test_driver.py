@@ -103,6 +103,7 @@ WEIGHT = jnp.array([[0.2, -0.5, 0.1], [0.4, 0.1, -0.3], [0.0, 0.3, 0.2]])
 X = jnp.array([0.5, -1.0, 0.3])
 
 
+@pytest.mark.long
 def test_a_fixed_point_has_its_gradient():
   """By the implicit function theorem, with a separate solver."""
 

@@ -98,6 +98,7 @@ def test_the_objective_and_its_gradients(plain):
   np.testing.assert_allclose(metrics["loop_loss"], mean, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_entropy_pulls_to_uniform_exits():
   """Equal losses: the minimum is at 1 / K each, where H is log K."""
   losses = jnp.full((4, 1, 1), 0.5)
@@ -114,6 +115,7 @@ def test_the_entropy_pulls_to_uniform_exits():
   np.testing.assert_allclose(slope, 0.0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_parts_of_a_batch_average_to_the_whole():
   """By "mean_weight", as for microbatches."""
   mean = jnp.asarray(WEIGHTS.mean(), jnp.float32)

@@ -72,6 +72,7 @@ def test_chunks_are_the_reference(name):
     assert_close(actual, expected, 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 0.02)]
 )
@@ -90,6 +91,7 @@ def test_narrow_inputs_add_in_float32(dtype, tolerance):
   assert_close(actual[0], exact, 1e-5)
 
 
+@pytest.mark.long
 def test_reference_by_hand():
   """-log of the target's probability, in NumPy, token by token."""
   case = {"vocab": 9, "padding": 2}

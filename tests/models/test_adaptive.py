@@ -281,6 +281,7 @@ def test_the_router_learns_through_the_remainder():
   )
 
 
+@pytest.mark.long
 def test_the_prior_is_a_truncated_geometric_distribution():
   """Value and gradient, for a router with the same output for every token."""
   config = dataclasses.replace(SMALL, ponder_weight=0.25, ponder_prior=0.3)
@@ -334,6 +335,7 @@ def test_closed_gates_are_no_memory(placement, gate):
   assert jnp.abs(run(wide_open).logits - plain).max() > 1e-2
 
 
+@pytest.mark.long
 def test_gates_start_at_their_bias():
   for bias in (-3.0, 0.0, 3.0):
     stats = run(dataclasses.replace(SMALL, gate_bias=bias)).stats
@@ -341,6 +343,7 @@ def test_gates_start_at_their_bias():
       np.testing.assert_allclose(stats[name], sigmoid(bias), rtol=1e-5)
 
 
+@pytest.mark.long
 @crossing("placement", ["in_loop", "pre_layer", "post_layer"])
 def test_slots_that_are_read_alike_have_full_entropy(placement):
   """Equal keys: attention is uniform for any query."""
@@ -408,6 +411,7 @@ def test_every_layer_has_scales_of_its_own():
     np.testing.assert_allclose(fewer[name], loops[name][:2])
 
 
+@pytest.mark.long
 def test_no_scale_is_the_identity():
   config = dataclasses.replace(NO_MEMORY, loop_scale=-1e4)
   model = examples.merged(adaptive, config, SPEC)
@@ -421,6 +425,7 @@ def test_no_scale_is_the_identity():
 PAPER_LIKE = dataclasses.replace(SMALL, loop_scale=-7.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threshold", [1.0, 0.7])
 def test_a_layers_loop_ends_when_all_have_spent_their_mass(threshold):
   """Layer 0 halts at once; layer 1 with probability 1/2 per step."""
@@ -441,6 +446,7 @@ def test_a_layers_loop_ends_when_all_have_spent_their_mass(threshold):
   np.testing.assert_allclose(halting[:, 1], rest)
 
 
+@pytest.mark.long
 def test_one_token_that_goes_on_keeps_the_loop_going():
   params = drawn()
   kernel = jnp.zeros_like(params["layers"]["router"]["kernel"])
@@ -472,6 +478,7 @@ def test_decay_leaves_scales_gates_and_banks_alone():
   }
 
 
+@pytest.mark.long
 def test_the_z_loss_is_the_mean_square_of_the_log_normaliser():
   config = dataclasses.replace(SMALL, z_weight=0.5, ponder_weight=0.25)
   model = examples.merged(adaptive, config, SPEC)
@@ -494,6 +501,7 @@ def test_the_z_loss_is_the_mean_square_of_the_log_normaliser():
   )
 
 
+@pytest.mark.long
 def test_more_iterations_than_were_trained_are_one_line():
   model = examples.abstract(adaptive, SMALL, SPEC)
   with pytest.raises(UserError, match="num_loops=4 must be 1 to 3"):

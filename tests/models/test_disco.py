@@ -187,6 +187,7 @@ def test_a_closed_gate_is_the_vanilla_loop(loop_norm):
   assert jnp.array_equal(actual.trace["hidden"], expected.trace["hidden"])
 
 
+@pytest.mark.long
 def test_the_last_loop_injects_nothing_whatever_their_number():
   for num_loops in (1, 2, 5):
     trace = run(num_loops=num_loops).trace
@@ -205,6 +206,7 @@ def test_an_open_gate_adds_the_mean_embedding_at_unit_scale():
   np.testing.assert_allclose(added[0], 0.5 * decoded, atol=1e-4)
 
 
+@pytest.mark.long
 def test_all_tokens_are_the_most_likely_ones():
   whole = run(sharpen=10.0)
   best = run(sharpen=10.0, top_k=VOCABULARY - PADDING)
@@ -247,6 +249,7 @@ def test_costs_by_hand():
   assert flops[1] == 2 * 4 * (2 * 4 * block + 2 * table + 128 * 768)
 
 
+@pytest.mark.long
 def test_an_edit_reaches_later_loops_and_positions_alone():
   """It gets the mixed state, which the trace has unchanged."""
 
@@ -267,6 +270,7 @@ def test_an_edit_reaches_later_loops_and_positions_alone():
   assert (jnp.abs(before - after).max(axis=(1, 3))[2, 5:] > 1e-4).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("num_tokens", "width", "rms"), [(1051, 512, 0.53), (129_280, 32, 0.056)]
 )

@@ -46,6 +46,7 @@ def test_the_language_model_of_appendix_b_has_441_million_parameters():
   assert round(count / 1e6, 1) == 440.7
 
 
+@pytest.mark.long
 def test_initial_matrices_have_the_configured_deviation():
   config = dataclasses.replace(SMALL, width=128, init_std=0.05)
   params = examples.params_of(looped, config, SPEC)
@@ -112,6 +113,7 @@ def test_an_edit_that_changes_nothing_is_no_edit():
     assert jnp.array_equal(plain.trace[name], same.trace[name]), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [0, 1])
 def test_an_edit_reaches_later_loops_and_positions_alone(loop):
   """Earlier loops, this loop, and earlier tokens are bitwise unchanged."""

@@ -349,6 +349,7 @@ def test_phase_1_begins_as_its_teacher():
   np.testing.assert_allclose(shares, [0.25, 1.0, 1.0])
 
 
+@pytest.mark.long
 def test_the_last_loop_learns_the_teachers_last():
   config = config_of(distill="all")
   params = student(config)

@@ -116,6 +116,7 @@ def test_later_tokens_see_what_was_left(rule, threshold):
   assert len(set(seen)) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", exits.RULES)
 def test_no_loop_is_skipped_at_a_threshold_of_one(rule):
   cache, plain = empty(), empty()
@@ -126,6 +127,7 @@ def test_no_loop_is_skipped_at_a_threshold_of_one(rule):
     np.testing.assert_allclose(hidden, expected, atol=1e-6)
 
 
+@pytest.mark.long
 def test_prompts_run_all_loops_that_they_may():
   hidden, ran, _, _ = read(
     TOKENS, empty(), threshold=1e-6, loops=(1, 2, 3), rule="entropy"
@@ -146,6 +148,7 @@ def test_exits_that_cannot_be():
     EXITS.check(plain, "gate", "copy", "latent")
 
 
+@pytest.mark.long
 def test_a_short_prompt_has_run_as_many_loops_as_a_long_one():
   """Its later chunks are padding, which runs none."""
   params = examples.params_of(melt, CONFIG, SPEC)

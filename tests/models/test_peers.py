@@ -239,6 +239,7 @@ def test_a_row_without_segments_left_takes_the_next_example():
     np.testing.assert_allclose(found[step][0], alone, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_memory_has_no_input_but_the_puzzle_vector():
   family, config = model_of("trm_attention")
   model = examples.merged(family, config, SPEC)

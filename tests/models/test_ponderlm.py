@@ -81,6 +81,7 @@ def test_one_pass_is_one_loop_of_the_looped_family():
   np.testing.assert_allclose(run(num_loops=1).logits, vanilla.logits, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_hidden_state_is_not_carried():
   """A pass that decodes to nothing starts as the first one did."""
   config = dataclasses.replace(SMALL, temperature=1e9)

@@ -150,6 +150,7 @@ def test_a_traced_read_out_is_that_of_a_run_of_so_many_loops():
     )
 
 
+@pytest.mark.long
 @crossing("changes", [{}, {"state": "input", "injection": "diagonal"}])
 def test_enough_loops_with_a_gradient_are_all_of_them(changes):
   changes = {"state": "zero", "num_layers": 1, **changes}
@@ -164,6 +165,7 @@ def test_enough_loops_with_a_gradient_are_all_of_them(changes):
     np.testing.assert_allclose(x, y, atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_cut_loops_have_no_gradient_and_the_prelude_has_one():
   """Through the injected input of the last loops, but not through h_0."""
   fixed = {"depth": "fixed", "num_layers": 1}
@@ -198,6 +200,7 @@ def test_a_depth_is_drawn_for_a_step_or_for_each_row():
   assert len(draws) > 4
 
 
+@pytest.mark.long
 def test_a_learned_depth_is_drawn_from_its_own_logits():
   """Where the distribution is at two loops, its step is that of two loops."""
   learned = changed(depth="learned", depth_per="row", num_layers=1)
@@ -242,6 +245,7 @@ def test_parts_of_a_batch_have_the_losses_of_the_whole():
   np.testing.assert_allclose(part, whole[1:], atol=1e-5)
 
 
+@pytest.mark.long
 @crossing("changes", [
   {"update": "damped", "dropout": 0.3}, {"update": "gate"},
   *({"injection": kind} for kind in injection.INJECTIONS),
@@ -450,6 +454,7 @@ def test_an_orthogonal_injection_adds_what_is_new():
   assert not np.allclose(kept, plain(hidden, injected) - added, atol=1e-2)
 
 
+@pytest.mark.long
 def test_the_radius_of_an_injection_is_what_it_leaves_of_a_state():
   """At most, of the state's norm; where a loop keeps all of it, 1."""
   hidden = jax.random.normal(jax.random.key(0), (1, 400, 16))
@@ -504,6 +509,7 @@ def test_a_random_state_is_of_its_row_and_position():
   np.testing.assert_array_equal(evaluated[0], evaluated[1])
 
 
+@pytest.mark.long
 def test_a_text_read_in_parts_has_the_same_random_state():
   made = examples.merged(recurrent, SMALL, SPEC)
   cache, found = recurrent.empty_cache(made, 3, 8), []
@@ -549,6 +555,7 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
   )
 
 
+@pytest.mark.long
 def test_loops_that_shrink_have_all_their_gradients():
   """`num_with_gradient=0` is all loops, also where there are more than K."""
   growth = {"growth_steps": (5,), "growth_loops": (4,)}

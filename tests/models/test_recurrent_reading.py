@@ -105,6 +105,7 @@ def leaves(rule, threshold, logits, states):
 THRESHOLDS = {"entropy": 0.3, "kl": 0.35, "change": 0.3, "stable": 0.5}
 
 
+@pytest.mark.long
 @crossing("rule", ("kl", "stable", "entropy", "change"))
 def test_a_token_leaves_by_the_read_out_of_its_coda(rule):
   """After the loop that the rule says, with the logits of that loop."""
@@ -124,6 +125,7 @@ def test_a_token_leaves_by_the_read_out_of_its_coda(rule):
   assert len({*seen}) > 1, seen  # The threshold tells tokens apart.
 
 
+@pytest.mark.long
 @crossing("rule", RULES)
 def test_rows_leave_as_they_do_alone(rule):
   """Whatever the neighbours, the padding, and the parts of the prompt."""
@@ -178,6 +180,7 @@ def test_exits_that_there_are_not():
   recurrent.check_exits(damped, "fixed", "copy", "per_loop")
 
 
+@pytest.mark.long
 def test_a_damped_loop_is_divided_by_the_loops_of_its_row():
   config = dataclasses.replace(CONFIG, update="damped")
   model = examples.merged(recurrent, config, SPEC)
@@ -194,6 +197,7 @@ def test_a_damped_loop_is_divided_by_the_loops_of_its_row():
     np.testing.assert_allclose(found[row : row + 1], expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_chain_of_states_goes_on_where_the_last_token_ended():
   """Of generated tokens; a prompt draws its states, in any parts."""
   whole = read(TOKENS[:, :4], empty("continuous"))
@@ -225,6 +229,7 @@ def test_rows_of_a_chain_wait_and_begin_on_their_own():
   np.testing.assert_allclose(plain[0], usual[0], atol=1e-6)
 
 
+@pytest.mark.long
 def test_one_loop_is_shared_with_no_other():
   """Then a cache of the last loop is one of every loop."""
   made = examples.merged(recurrent, CONFIG, SPEC)

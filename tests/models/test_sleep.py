@@ -475,6 +475,7 @@ def test_algorithm_1_by_hand(length, changes):
   np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_retention_is_of_the_memories_that_run_in_every_pass():
   changes = {"num_memory_layers": 6, "num_prelude_layers": 1}
   loops = run(tokens(28), num_passes=2, **changes).loops

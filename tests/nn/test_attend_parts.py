@@ -110,6 +110,7 @@ def test_a_chunk_and_its_history_are_one_softmax(
     assert {bias is not None for *_, bias, _ in given} == {packed}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("written", [0, 130])
 def test_splash_attention_merges_them_too(monkeypatch, written, packed):
@@ -201,6 +202,7 @@ def test_the_backward_pass_of_cudnn_is_called_for_every_part():
   assert sum("CAUSAL" in line for line in calls) == 2
 
 
+@pytest.mark.long
 def test_other_conditions_are_xlas():
   """Caches: any mask, with any implementation."""
   arrays, _ = operands(4, 7, width=8)

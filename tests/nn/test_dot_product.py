@@ -70,6 +70,7 @@ def test_output_and_gradients_are_those_of_the_definition(case):
     np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_parts_are_attended_to_as_one_sequence(cut):
   """Also if a query sees no key of a part; with gradients."""
@@ -111,6 +112,7 @@ def test_nothing_of_all_pairs_of_tokens_is_kept_for_the_backward_pass():
   assert max(x.size for x in kept) == query.size
 
 
+@pytest.mark.long
 def test_a_query_that_sees_nothing_is_finite_and_leaves_others_alone():
   query, key, value, _, visible = map(jnp.asarray, _inputs("masked"))
   visible = visible.at[0, 1].set(False)
@@ -127,6 +129,7 @@ def test_a_query_that_sees_nothing_is_finite_and_leaves_others_alone():
   np.testing.assert_array_equal(gradients[0][0, 1], 0.0)
 
 
+@pytest.mark.long
 def test_products_take_bfloat16_and_accumulate_more():
   query, key, value, causal, _ = _inputs("causal")
   halves = [jnp.asarray(x, jnp.bfloat16) for x in (query, key, value)]

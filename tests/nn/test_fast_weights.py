@@ -213,6 +213,7 @@ def gradients(name):
   return functools.partial(run, params, full_state(trained(name)))
 
 
+@pytest.mark.long
 @BOTH
 def test_every_parameter_and_all_of_the_state_get_a_gradient(name):
   everything = np.ones((3, TOKENS), bool)

@@ -61,6 +61,7 @@ def test_it_starts_with_the_current_token_alone():
   np.testing.assert_allclose(y, jax.nn.silu(VALUE), atol=1e-6)
 
 
+@pytest.mark.long
 def test_taps_come_from_the_token_and_not_from_its_value():
   layer = convolution(0.5)
   taps = jax.jacobian(lambda v: layer(X, v, None))(VALUE)
@@ -111,6 +112,7 @@ def test_taps_are_not_kept_for_the_backward_pass():
   assert X.size + VALUE.size <= kept < 4 * VALUE.size
 
 
+@pytest.mark.long
 def test_queries_and_keys_pass_no_convolution():
   """Without decay and values, a head holds only one token's key."""
   layer = jax.jit(lambda: build(12, 2, 4, 8), compiler_options=FAST)()

@@ -41,6 +41,7 @@ def run(layers, metadata, **options):
   return jax.jit(apply, compiler_options=FAST)(layers, X)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_layers_run_one_after_another(unroll, remat):
@@ -55,6 +56,7 @@ def test_layers_run_one_after_another(unroll, remat):
   np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_post_norm_adds_branches_of_unit_scale():
   """x + n(attention), then + n(mlp): both have a mean square of 1."""
   layers = make(1, post_norm=True)
@@ -81,6 +83,7 @@ def test_layers_differ_and_have_the_layer_axis_in_front():
     np.testing.assert_allclose(jnp.std(kernel["kernel"]), 0.3, rtol=0.1)
 
 
+@pytest.mark.long
 def test_rematerialisation_keeps_less():
   layers = make(6, mlp_ratio=16.0)
   graphdef, params = nnx.split(layers)
@@ -99,6 +102,7 @@ def test_rematerialisation_keeps_less():
   assert temporaries("full") < 0.5 * temporaries("none")
 
 
+@pytest.mark.long
 def test_rotary_positions_are_relative():
   """Equal tokens at other positions attend equally."""
   layers = make(1)
@@ -115,6 +119,7 @@ def test_an_odd_head_width_is_named():
     shape_of(num_heads=16)
 
 
+@pytest.mark.long
 def test_every_layer_and_branch_drops_by_a_key_of_its_own():
   """The blocks by hand, with a key per example, layer and branch."""
   layers = make(2, dropout=0.5)
@@ -146,6 +151,7 @@ def test_impossible_rates_of_dropout_are_named(rate):
     shape_of(dropout=rate)
 
 
+@pytest.mark.long
 def test_dropout_keeps_the_mean_and_drops_its_share():
   x = jnp.full((400, 400), 3.0)
   dropped = keys_lib.dropout(x, 0.25, jax.random.split(jax.random.key(0), 400))

@@ -116,6 +116,7 @@ def names_where(mask):
   }
 
 
+@pytest.mark.long
 def test_tables_are_matrices_and_embeddings():
   matrices = names_where(parameters.decay_mask(utm_params(), "matrices"))
   tables = names_where(parameters.decay_mask(utm_params(), "tables"))
@@ -150,6 +151,7 @@ def test_all_means_all():
   assert len(names_where(mask)) == len(jax.tree.leaves(params))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decay", ["all", "matrices"])
 def test_a_step_without_gradient_decays_what_the_mask_says(decay):
   config = chain.Config(
@@ -215,6 +217,7 @@ def test_impossible_settings_are_named(changes, message):
     chain.Config(**changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_row_has_its_own_learning_rate(name, monkeypatch):
   """A factor scales step and decay alike; 1 changes nothing."""

@@ -50,6 +50,7 @@ def inspection(inspector):
   return inspector.inspect(PUZZLE)
 
 
+@pytest.mark.long
 def test_thoughts_are_what_the_model_did(workdir, inspection):
   run = trained.read(workdir)
   inputs = np.array([[0 if c == "." else int(c) for c in PUZZLE]]) + 1
@@ -76,6 +77,7 @@ def test_thoughts_are_what_the_model_did(workdir, inspection):
   assert np.abs(looks - expected).max() <= 0.51
 
 
+@pytest.mark.long
 def test_a_run_with_kernels_is_read_anywhere(tmp_path, monkeypatch):
   config = smoke()
   workdir = untrained(tmp_path / "run", config)
@@ -114,6 +116,7 @@ def test_a_solution_is_told_only_if_there_is_one(inspector, inspection):
   assert all(c in (".", s) for c, s in zip(cells, solution, strict=True))
 
 
+@pytest.mark.long
 def test_harder_puzzles_have_fewer_clues_or_need_guesses():
   board = board_lib.Board(3, 3)
   found = [

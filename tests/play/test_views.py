@@ -101,6 +101,7 @@ def test_a_text_is_read_out_where_the_gate_leaves(runs, gated):
   assert len(gated["tokens"]) > gated["start"]  # The model continued.
 
 
+@pytest.mark.long
 def test_spent_mass_is_a_choice_of_loops_and_threshold(runs, inspectors):
   found = inspectors["adaptive"].inspect(PROMPT)
   forward, _ = merged(runs["adaptive"])
@@ -123,6 +124,7 @@ def test_spent_mass_is_a_choice_of_loops_and_threshold(runs, inspectors):
   assert depth[k, 0].mean() > depth[k, q].mean()
 
 
+@pytest.mark.long
 def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
   run = trained.read(runs["looped"])
   ids = ids_of(PROMPT)

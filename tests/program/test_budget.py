@@ -16,6 +16,7 @@ def config_of(preset="tiny", **overrides):
   return config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 @pytest.mark.parametrize("measure", [budget.parameters, budget.flops])
 def test_a_model_is_found_again(measure, mlp):
@@ -26,6 +27,7 @@ def test_a_model_is_found_again(measure, mlp):
   assert budget.mlp_ratio(other, target, measure) == 2.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_no_other_width_is_closer(multiple):
   config = config_of()
@@ -54,6 +56,7 @@ def test_a_model_that_is_too_large_without_mlps_is_one_line():
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_the_ten_models_of_the_paper():
   """Table 2; without norms, routers and scales 162.2 M, where it says 200 M."""
   config = load_config("lm_adaptive", "paper")
@@ -77,6 +80,7 @@ def test_the_ten_models_of_the_paper():
   assert sizes[5] == sizes[9] == 5676 / 768
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["tiny", "paper"])
 def test_controls_cost_what_loops_cost(preset):
   """Three times the layers, with the MLPs of equal size, within 8 %."""

@@ -122,6 +122,7 @@ def test_gradients_of_many_loops_add_up_in_float32():
   assert made.call(jnp.ones((), jnp.bfloat16)) == 1000
 
 
+@pytest.mark.long
 @crossing("name", FAMILIES, manual=("sleep", "recurrent", "hrm", "trm"))
 def test_families_compute_the_same(name):
   """Loss, metrics and gradients, up to the order of float32 sums."""

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 from in_float64 import in_float64
 from tests_support import SMOKE, by_size, crossing, load_config, make_datasets
@@ -62,6 +63,7 @@ def differences(got, expected):
   return norm(apart) / norm(expected), each
 
 
+@pytest.mark.long
 @crossing(
   "name",
   by_size(MODELS),
@@ -75,6 +77,7 @@ def test_bfloat16_is_float64_but_for_rounding(name):
   assert np.median(jax.tree.leaves(each)) < OF_PARAMETERS, each
 
 
+@pytest.mark.long
 def test_float32_is_closer_by_far():
   (loss, grads), (exact_loss, exact) = both("looped", "float32")
   assert abs(loss - exact_loss) <= 1e-6 * abs(exact_loss)

@@ -108,6 +108,7 @@ def family(request):
   return request.param, steps(settings, jax.devices()[:1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   "mesh",
   [
@@ -203,6 +204,7 @@ def traffic_of(settings, num_devices, **options):
   return traffic_lib.collectives(hlo.parse(compiled.as_text())), 2 * number
 
 
+@pytest.mark.long
 @crossing("name", FAMILIES, manual=BY_HAND)
 def test_split_parameters_are_gathered_once_a_step(name):
   """Their gradients are reduced once, with the results of one device."""
@@ -224,6 +226,7 @@ def test_split_parameters_are_gathered_once_a_step(name):
   np.testing.assert_allclose(got["grad_norm"], one["grad_norm"], rtol=2e-2)
 
 
+@pytest.mark.long
 def test_muon_moves_matrices_and_gathers_none():
   """To the devices that have whole matrices, and back; steps are not split."""
   settings = make("melt", (1, 8, 1), 1, {"optim.name": "muon", **BFLOAT16})
@@ -234,6 +237,7 @@ def test_muon_moves_matrices_and_gathers_none():
   assert "collective-permute" not in traffic.num_bytes
 
 
+@pytest.mark.long
 @crossing("name", ["looped", "melt", "adaptive"])
 def test_no_collective_grows_with_the_number_of_devices(name):
   """With equal numbers of examples on each."""

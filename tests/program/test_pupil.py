@@ -173,6 +173,7 @@ def test_resuming_is_bitwise_though_the_teacher_has_gone_on(teacher, tmp_path):
     train.run(config, cut, "train")
 
 
+@pytest.mark.long
 def test_the_digest_and_the_checkpoint_hold_what_is_carried(teacher, tmp_path):
   config = config_of(teacher)
   train.run(config, tmp_path, "train")
@@ -185,6 +186,7 @@ def test_the_digest_and_the_checkpoint_hold_what_is_carried(teacher, tmp_path):
   )
 
 
+@pytest.mark.long
 def test_evaluation_needs_no_teacher(teacher, tmp_path):
   source = tmp_path / "source"
   shutil.copytree(teacher, source)
@@ -195,6 +197,7 @@ def test_evaluation_needs_no_teacher(teacher, tmp_path):
   assert np.isfinite(scores["test/loss"])
 
 
+@pytest.mark.long
 def test_describe_and_fit_count_the_teacher(teacher):
   said = describe.describe(config_of(teacher))
   alone = describe.describe(smoke(optim__ema_decay=0.9, **QUICK))
@@ -256,6 +259,7 @@ def test_a_teacher_that_cannot_be_is_one_line(
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_only_families_that_learn_have_a_teacher(teacher, tmp_path):
   message = "has no effect: model.name='utm' has no teacher"
   with pytest.raises(UserError, match=message):
@@ -265,6 +269,7 @@ def test_only_families_that_learn_have_a_teacher(teacher, tmp_path):
     describe.describe(config_of(tmp_path / "pupil"))
 
 
+@pytest.mark.long
 def test_a_folder_of_another_kind_is_one_line(tmp_path, teacher):
   hub = tmp_path / "hub"
   hub.mkdir()

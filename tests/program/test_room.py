@@ -56,6 +56,7 @@ def kept(policy, num_examples=4, **overrides):
   return room.residual_bytes(made, num_examples)
 
 
+@pytest.mark.long
 def test_what_is_kept_grows_with_examples_and_is_less_if_recomputed():
   assert kept("none", 8) > 1.5 * kept("none") > 3 * kept("full")
 

@@ -68,6 +68,7 @@ def test_steps_are_gradient_optimizer_and_average():
   assert (total > router).all() and (router > 0).all()
 
 
+@pytest.mark.long
 def test_one_call_of_three_steps_is_three_calls():
   settings, batches = make()
   program = one_device(settings)
@@ -186,6 +187,7 @@ def test_init_state_average_starts_at_the_parameters():
   assert step.init_state(params, tx, jax.random.key(0), False).ema == {}
 
 
+@pytest.mark.long
 def test_the_step_is_compiled_with_the_options_of_its_platform(monkeypatch):
   """XLA knows the GPU options, and a program's options reach the compiler."""
   for options in build.COMPILER_OPTIONS.values():

@@ -312,6 +312,7 @@ def test_a_write_that_fails_leaves_what_was_kept(runs, tmp_path, monkeypatch):
   assert out.read_text() == before
 
 
+@pytest.mark.long
 def test_the_committed_report_is_of_the_committed_runs(tmp_path):
   committed = ROOT / "benchmarks" / "report"
   with contextlib.chdir(ROOT):

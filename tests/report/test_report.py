@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import itertools
 import json
 import re
 import shlex
@@ -11,10 +12,11 @@ import statistics
 import pytest
 from tests_support import load_config, namespace
 
+from loopjax.analysis import figures
 from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import grouping, page, plots, tables
+from loopjax.report import card, grouping, page, plots, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import settings as settings_lib
@@ -894,3 +896,13 @@ def test_times_are_readable():
   assert [tables.duration(s).replace("\u00a0", " ") for s in seconds] == [
     "3 s", "119 s", "10 min", "2.0 h",
   ]  # fmt: skip
+
+
+def test_every_picture_has_words_and_a_run_its_name(workdir):
+  drawn = [*figures.FIGURES, *itertools.chain(*figures.TASK_FIGURES.values())]
+  pages = {"exit_map", "samples"}  # Of HTML.
+  assert {figure.name for figure in drawn} - pages <= card._CAPTIONS.keys()
+  single = plan_of(workdir).runs[0].directory
+  markdown = written(single)[1].read_text()
+  assert markdown.startswith(f"# {single.name}".replace("_", r"\_"))
+  assert "Training: loss, scores and loops by step" in markdown

@@ -3,6 +3,8 @@
 import pathlib
 import subprocess
 
+import pytest
+
 import loopjax
 from loopjax.run import provenance
 
@@ -64,3 +66,18 @@ def test_a_run_records_the_revision_of_this_package(monkeypatch):
   )
   assert provenance.environment()["revision"] == "abc"
   assert asked == [pathlib.Path(loopjax.__file__).parent]
+
+
+@pytest.mark.parametrize(
+  ("words", "expected"),
+  [
+    (
+      ["/usr/bin/python3", "/home/me/.venv/bin/loopjax", "train", "--a=b c"],
+      "loopjax train '--a=b c'",
+    ),
+    (["python", "-m", "loopjax.main", "--x"], "python -m loopjax.main --x"),
+    (["python3.11"], "python"),
+  ],
+)
+def test_a_command_has_no_path_of_this_machine(words, expected):
+  assert provenance._command(words) == expected

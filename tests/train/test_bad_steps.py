@@ -87,6 +87,7 @@ def with_bad_gradient(loss):
   return changed
 
 
+@pytest.mark.long
 def test_a_bad_gradient_is_laid_at_its_parameter():
   _, program, batches = make(with_bad_gradient)
   state, metrics = program.train(
@@ -116,6 +117,7 @@ def test_a_streak_stops_for_good():
   assert (int(state.bad.streak), int(state.bad.first)) == (2, 1)
 
 
+@pytest.mark.long
 def test_single_bad_steps_do_not_stop():
   _, program, batches = make(run__max_bad_steps=2)
   mixed = [spoiled(batches[0]), batches[1], spoiled(batches[2]), batches[3]]
@@ -223,6 +225,7 @@ def test_a_stopped_state_is_not_saved(monkeypatch, tmp_path):
   assert again["digest"] == straight["digest"]
 
 
+@pytest.mark.long
 def test_what_a_stopped_state_skips_is_counted():
   _, program, batches = make(run__max_bad_steps=1)
   _, metrics = program.train(

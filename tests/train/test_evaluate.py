@@ -82,6 +82,7 @@ def test_groups_that_are_splits_have_names_of_their_own():
   assert scores["test"]["right/kind=new/er"] == 0.5
 
 
+@pytest.mark.long
 def test_a_part_of_the_split_is_its_first_batches():
   settings = config_lib.resolve(smoke(eval__batch_size=64))
   program = program_lib.make_program(settings, jax.devices()[:1])
@@ -104,6 +105,7 @@ def test_examples_that_count_differently():
   assert got["bits/standard_error"] == pytest.approx(error)
 
 
+@pytest.mark.long
 def test_scores_with_weights_are_ratios_of_sums():
   """Over valid examples, for each group."""
   settings = config_lib.resolve(smoke(eval__batch_size=64))

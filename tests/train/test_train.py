@@ -102,6 +102,7 @@ def size(params):
   return float(sum(np.abs(leaf).sum() for leaf in leaves))
 
 
+@pytest.mark.long
 def test_a_run_scores_its_average_and_goes_on_as_if_it_had_not_stopped(
   tmp_path, monkeypatch
 ):
@@ -334,6 +335,7 @@ def test_parameters_that_are_only_read_are_not_trained(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_diverged_run_says_so(tmp_path):
   config = smoke(optim__learning_rate=1e30, optim__clip_norm=0.0)
   result = train.run(config, tmp_path, "train")

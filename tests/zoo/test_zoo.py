@@ -195,6 +195,7 @@ def exported(finished, tmp_path, monkeypatch, dtype="float32"):
   return entries.export(finished, "own", "It is small.", dtype, zoo.ROOT)
 
 
+@pytest.mark.long
 def test_an_entry_is_the_average_of_its_run(finished, tmp_path, monkeypatch):
   exported(finished, tmp_path, monkeypatch)
   run, entry = trained.read(finished), trained.read(pathlib.Path("zoo:own"))
@@ -249,6 +250,7 @@ def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
     trained.read(pathlib.Path("zoo:own"))
 
 
+@pytest.mark.long
 def test_only_complete_runs_become_entries(finished, tmp_path, monkeypatch):
   monkeypatch.setattr(entries, "MAX_BYTES", 100)
   with pytest.raises(UserError, match="exceed the maximum of 100"):
@@ -261,6 +263,7 @@ def test_only_complete_runs_become_entries(finished, tmp_path, monkeypatch):
     exported(workdir, tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 def test_a_run_begins_from_an_entry(finished, tmp_path, monkeypatch):
   exported(finished, tmp_path, monkeypatch)
   config = smoke(run__init_from="zoo:own", run__num_steps=10)

@@ -65,6 +65,7 @@ def test_the_density_of_few_cells_is_exact(num_steps):
   assert task.density(width, num_steps, 110) == ones / 2**width
 
 
+@pytest.mark.long
 def test_the_density_of_many_cells_is_close():
   """All 2^24 states: five squarings of the map make 32 steps."""
   state = np.arange(2**24, dtype=np.uint32)

@@ -26,6 +26,7 @@ def facts(config, **kwargs):
   return dict(task.make_dataset(config, "test", **kwargs).facts)
 
 
+@pytest.mark.long
 def test_floors_are_those_of_the_texts():
   """Counted again in the readable text."""
   dataset = task.make_dataset(SMALL, "test", batch_size=30, seed=0)
@@ -53,6 +54,7 @@ def test_floors_are_those_of_the_texts():
   assert dataset.facts == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_floors_do_not_depend_on_who_reads():
   expected = facts(SMALL)
   assert facts(SMALL, rows=np.array([3, 7])) == expected
@@ -70,6 +72,7 @@ def test_without_distractors_a_lone_constant_is_the_answer():
   assert got["floor/lone_constant/operations=3"] > 0.5
 
 
+@pytest.mark.long
 def test_no_constant_is_copied_to_the_answer():
   """Over hundreds of problems; with one and two operations nearly all occur."""
   every = tuple(range(1, 9))

@@ -241,6 +241,7 @@ def problems_of(operations, num, split):
     yield canonical(problem, last), last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operations", [4, 5])
 def test_no_problem_is_in_two_splits_with_other_names(operations):
   train = [problem for problem, _ in problems_of(operations, 1000, "train")]
@@ -254,6 +255,7 @@ def test_no_problem_is_in_two_splits_with_other_names(operations):
   assert sum(problem in train[:750] for problem in train[750:]) > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_of_few_operations_the_last_name_counts(split):
   """There are 76,800 names and constants; both splits have all constants."""

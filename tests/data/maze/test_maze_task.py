@@ -103,6 +103,7 @@ def test_a_number_of_training_mazes_is_kept_to():
   assert len(rows) == dataset.facts["train_examples"] == 20
 
 
+@pytest.mark.long
 def test_a_maze_is_seen_turned_and_reflected_with_its_path():
   config = dataclasses.replace(CONFIG, num_train_mazes=1, augment=True)
   _, found = batches(config, "train", num=20)
@@ -143,6 +144,7 @@ def scores(answer, target=("Soo#", " #o ", "  oG", "####")):
   return {name: float(value[0]) for name, value in found.items()}
 
 
+@pytest.mark.long
 def test_any_shortest_path_counts_and_nothing_else():
   same = scores(["Soo#", " #o ", "  oG", "####"])
   assert same["shortest_path"] == same["exact_match"] == 1
