@@ -27,6 +27,7 @@ OF_PAPERS = [
 SMOKE = {
   "adaptive": ("lm_adaptive", "smoke,model.ponder_weight=0.1"),
   "disco": ("multihop_disco", "smoke"), "hrm": ("sudoku_hrm", "smoke"),
+  "loopformer": ("lm_loopformer", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
@@ -37,8 +38,8 @@ SMOKE = {
 }  # fmt: skip
 # Families by compilation time of a step, the shortest first.
 SIZES = (
-  "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
-  "recurrent", "melt", "adaptive", "sleep",
+  "looped", "transformer", "ponderlm", "disco", "loopformer", "urm", "utm",
+  "trm", "hrm", "recurrent", "melt", "adaptive", "sleep",
 )  # fmt: skip
 
 

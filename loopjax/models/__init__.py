@@ -24,6 +24,7 @@ MODELS = Registry(
     "adaptive": "loopjax.models.adaptive",
     "disco": "loopjax.models.disco",
     "hrm": "loopjax.models.hrm",
+    "loopformer": "loopjax.models.loopformer",
     "looped": "loopjax.models.looped",
     "melt": "loopjax.models.melt",
     "ponderlm": "loopjax.models.ponderlm",

@@ -169,12 +169,13 @@ def unstacked(layers: block.Block) -> nnx.List:
 
 
 def run_layers(
-  layers: block.Block | nnx.List,
+  layers: nnx.Module,
   x: Array,
   cache: Cache | None,
   metadata: attention.Metadata,
   *,
   first_slot: Array | int = 0,
+  condition: Array | None = None,
   keys: Array | None = None,
   unroll: bool = False,
   remat: str = "none",
@@ -182,12 +183,14 @@ def run_layers(
   """Applies the blocks one after another.
 
   Args:
-    layers: from `make_layers` or `unstacked`; the latter without dropout.
+    layers: blocks with stacked parameters, as from `make_layers`, or from
+      `unstacked`; the latter without dropout.
     x: residual stream [B, T, D].
     cache: cache of earlier tokens, or None.
     metadata: positions and masks of the tokens.
     first_slot: the first layer's cache slot; one per row, i32 [B], if rows are
       in different loops.
+    condition: what blocks that take a `condition` get; None for other blocks.
     keys: random keys of dropout, [B]; None for no dropout.
     unroll: whether to compile each block separately.
     remat: the residuals that a block stores, a key of `remat.POLICIES`.
@@ -195,9 +198,10 @@ def run_layers(
   Returns:
     (the residual stream after the last block [B, T, D], the cache).
   """
+  given: dict[str, Any] = {} if condition is None else {"condition": condition}
   if isinstance(layers, nnx.List):
     for index, layer in enumerate(layers):
-      x, cache = layer(x, metadata, cache, first_slot + index)
+      x, cache = layer(x, metadata, cache, first_slot + index, **given)
     return x, cache
   num_layers = len(jax.tree.leaves(layers)[0])
   indices = jnp.arange(num_layers)
@@ -208,7 +212,8 @@ def run_layers(
 
   def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
     layer, layer_keys, slot = of_layer
-    return layer(carry[0], metadata, carry[1], slot, keys=layer_keys), None
+    options = {"keys": layer_keys, **given}
+    return layer(carry[0], metadata, carry[1], slot, **options), None
 
   carry, _ = remat_lib.scan(
     step, (x, cache), (layers, keys_LxB, slots), unroll=unroll, remat=remat

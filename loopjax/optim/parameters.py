@@ -44,6 +44,12 @@ class Row:
 
 # The first row whose pattern matches applies.
 TABLE = (
+  # LoopFormer's maps of one vector per loop. A modulation is four maps.
+  Row("((time|size)_embedding/input|modulation)/kernel", P("fsdp", "tensor"),
+      "adamw", "matrices"),
+  Row("(time|size)_embedding/output/kernel", P("tensor", "fsdp"),
+      "adamw", "matrices"),
+  Row("((time|size)_embedding/input|modulation)/bias", P(), "adamw", "all"),
   Row("(query|key|value|gate)/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("output/kernel", P("tensor", "fsdp"), "muon", "matrices"),
   Row("(query|key|value|mlp/gate)/bias", P(("tensor", "fsdp")), "adamw", "all"),

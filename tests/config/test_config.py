@@ -121,6 +121,15 @@ PAPERS = {
     "optim.learning_rate": 3e-4, "optim.warmup_steps": 1000,
     "model.num_loops": 18, "model.num_memory_tokens": 16,
   },
+  # The authors' code: 12 rows of 1,024 tokens in 40 microbatches.
+  "lm_loopformer": {
+    "run.num_steps": 50_000, "run.batch_size": 480,
+    "task.sequence_length": 1024, "optim.learning_rate": 6e-4,
+    "optim.final_learning_rate": 6e-5, "optim.warmup_steps": 2000,
+    "optim.weight_decay": 0.2, "model.width": 2048, "model.num_layers": 3,
+    "model.num_heads": 32, "model.num_loops": 8, "model.short_weight": 0.1,
+    "model.consistency_weight": 0.1,
+  },
   # Huginn-3.5B: 800 billion tokens in batches of 16 million.
   "lm_recurrent": {
     "run.num_steps": 48_000, "run.batch_size": 4096,

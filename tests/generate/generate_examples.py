@@ -23,6 +23,7 @@ SMALL = {
   },
   "looped": {**STACK, "num_loops": 3, "exit_gate": "joint", "init_std": 0.3},
   "disco": {**STACK, "num_loops": 2, "init_std": 0.3},
+  "loopformer": {**STACK, "num_loops": 2, "init_std": 0.3},
   "melt": {
     **STACK, "num_loops": 2, "chunk_size": 1, "distill": "none",
     "rope_base": 1e4, "init_std": 0.3, "precision": "float32",

@@ -27,6 +27,7 @@ KEPT = [
   ("adaptive", {}),
   ("adaptive", {"loop_update": "delta", "num_loops": 3}),
   ("disco", {"num_loops": 3, "loop_norm": "final_only"}),
+  ("loopformer", {"num_loops": 3}),
   ("melt", {"num_loops": 3}),
   ("melt", {"gate": "scalar", "num_key_value_heads": 1}),
   ("ponderlm", {"num_loops": 3, "residual": "running"}),

@@ -19,6 +19,7 @@ BASE = {
     **STACK, "num_heads": 4, "num_key_value_heads": 2, "exit_gate": "joint",
     "qk_norm": False, "entropy_weight": 0.05,
   },
+  "loopformer": STACK,
   "melt": {
     **STACK, "chunk_size": 4, "prefill_chunk": 1, "distill": "none",
   },
@@ -43,6 +44,11 @@ STACKS = [
   ({"rope_base": None}, "rope_base=None must be"),
 ]
 IMPOSSIBLE = {
+  "loopformer": [
+    ({"short_weight": -0.1}, "short_weight=-0.1 must be at least 0"),
+    ({"num_loops": 1, "short_weight": 0.2}, "no effect .*: one loop has no sh"),
+    ({"num_loops": 1, "consistency_weight": 0.0}, "weight has no effect while"),
+  ],
   "looped": [
     ({"exit_gate": "both"}, "exit_gate='both' is not one of none"),
     ({"exit_gate": "alone", "entropy_weight": 0.1}, "weight has no effect"),

@@ -171,10 +171,22 @@ ADAPTIVE = {
     },
   ),
 }
+MAP = {"kernel": "adamw", "bias": "adamw"}
+LOOPFORMER = {
+  **{
+    path: optimizer
+    for path, optimizer in STACK.items()
+    if not path.startswith("layers/") or "norm" not in path
+  },
+  **under("layers/modulation", MAP),
+  **under("time_embedding", under("input", MAP), under("output", MAP)),
+  **under("size_embedding", under("input", MAP), under("output", MAP)),
+}
 # Families, settings that create all their parameters, and which have them.
 FAMILIES = [
   ("adaptive", {}, ADAPTIVE),
   ("disco", {"gate": "learned"}, {**STACK, **GATE}),
+  ("loopformer", {}, LOOPFORMER),
   ("looped", {"mlp": "swiglu"}, text(under("layers", block(SWIGLU)))),
   (
     "looped",

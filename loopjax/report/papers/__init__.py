@@ -6,6 +6,7 @@ from loopjax.report.papers import (
   disco,
   disco_language,
   looped,
+  loopformer,
   melt,
   recurrent,
   sleep,
@@ -17,6 +18,7 @@ PAPERS: dict[str, Paper] = {
   "arithmetic": disco_language.PAPER,
   "arithmetic/adaptive": adaptive.PAPER,
   "arithmetic/looped": looped.PAPER,
+  "arithmetic/loopformer": loopformer.PAPER,
   "arithmetic/melt": melt.PAPER,
   "arithmetic/recurrent": recurrent.PAPER,
   "automaton": sleep.AUTOMATON,
@@ -28,6 +30,7 @@ PAPERS: dict[str, Paper] = {
   "text": disco_language.PAPER,
   "text/adaptive": adaptive.PAPER,
   "text/looped": looped.PAPER,
+  "text/loopformer": loopformer.PAPER,
   "text/melt": melt.PAPER,
   "text/recurrent": recurrent.PAPER,
 }
