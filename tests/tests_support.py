@@ -29,6 +29,7 @@ SMOKE = {
   "disco": ("multihop_disco", "smoke"), "hrm": ("sudoku_hrm", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
+  "plt": ("lm_looped", "smoke,plt,model.window=4"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
   "recurrent": ("lm_recurrent", "smoke"), "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
@@ -37,8 +38,8 @@ SMOKE = {
 }  # fmt: skip
 # Families by compilation time of a step, the shortest first.
 SIZES = (
-  "looped", "transformer", "ponderlm", "disco", "urm", "utm", "trm", "hrm",
-  "recurrent", "melt", "adaptive", "sleep",
+  "looped", "transformer", "plt", "ponderlm", "disco", "urm", "utm", "trm",
+  "hrm", "recurrent", "melt", "adaptive", "sleep",
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ MODELS = Registry(
     "hrm": "loopjax.models.hrm",
     "looped": "loopjax.models.looped",
     "melt": "loopjax.models.melt",
+    "plt": "loopjax.models.plt",
     "ponderlm": "loopjax.models.ponderlm",
     "recurrent": "loopjax.models.recurrent",
     "sleep": "loopjax.models.sleep",
