@@ -80,10 +80,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     rates["optim.muon_learning_rate"] = config.optim.muon_learning_rate
   slower = {name: rate / 4 for name, rate in rates.items()} if scratch else {}
   num_steps = presets.steps(config, 1, 2 if scratch else 1)
-  begun = {
-    **slower, "run.init_from": teacher, "run.num_steps": num_steps,
-    "run.init_fresh": "latent_gates",
-  }  # fmt: skip
+  on = {**slower, "run.init_from": teacher, "run.num_steps": num_steps}
+  begun = {**on, "run.init_fresh": "latent_gates"}
   taught = {**begun, "run.teacher": teacher, "model.distill": "all"}
   phase_1 = {
     **taught, "model.alpha": 0.0, "model.interpolation_steps": num_steps,
@@ -106,6 +104,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     *axis("model.gate", "element", "scalar"),
     *product([{"optim.rates": ()}], axis("model.gate", "mean", "ema", "last")),
   ]
+  windows = {**_LOOPED, **on, "run.init_fresh": "window_gates"}
+  windows |= {"model.name": "plt", "model.loop_norm": "per_loop"}
   groups = [g for g in (4, 2, 1) if g <= config.model.num_heads]
   gqa = [
     {**item, "model.num_key_value_heads": groups[i]}
@@ -138,4 +138,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       *product([{**phase_1, **exits}], axis("model.distill", "all", "last")),
     ],
     "gqa": gqa if scratch else [],
+    "sharing": [  # The teacher trained on, MELT, one loop's keys, windows.
+      *first, {**_LOOPED, **on}, begun, *product(
+        [{**begun, "optim.gate_rate": 1.0}], axis("model.gate", "first", "last")
+      ), *product([windows], axis("model.window", 16, 64)),
+    ],
   }  # fmt: skip

@@ -65,6 +65,8 @@ TABLE = (
   Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
   Row("A_log|dt_bias", P(), "adamw", "all"),
   Row("gate/(weight|bias)", P(), "adamw", "all"),
+  # Of loops that share the first one's keys and values, one per head.
+  Row("window_gates/(weight|bias)", P(), "adamw", "all"),
   # MELT's gates per feature or per token, new parameters in a trained model.
   Row("latent_gates/(input|latent)/kernel", P(("fsdp", "tensor"), None),
       "adamw", "matrices"),

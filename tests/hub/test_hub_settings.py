@@ -24,7 +24,9 @@ OF_ALL = {
 }
 # Unsupported features by layout: a setting with this value is refused.
 REFUSED = {
-  **dict.fromkeys(("ouro", "qwen3", "qwen2", "llama"), OF_ALL),
+  **dict.fromkeys(
+    ("ouro", "iquestloopcoder", "qwen3", "qwen2", "llama"), OF_ALL
+  ),
   "mistral": {**OF_ALL, "sliding_window": 4096},
   "nanbeige": {
     **OF_ALL, "loop_loss_weights": [1.0], "qk_layernorm": True,
@@ -54,6 +56,10 @@ READ = {
   **dict.fromkeys(("qwen3", "qwen2", "llama", "mistral"), OF_BLOCKS),
   "ouro": {**OF_BLOCKS, "total_ut_steps": ("num_loops", 7)},
   "nanbeige": {**OF_BLOCKS, "num_loops": ("num_loops", 7)},
+  "iquestloopcoder": {
+    **OF_BLOCKS, "loop_num": ("num_loops", 7),
+    "loop_window_size": ("window", 5),
+  },
   "huginn_raven": {
     "n_embd": ("width", 48), "n_heads": ("num_heads", 6),
     "num_key_value_heads": ("num_key_value_heads", 1),
@@ -69,8 +75,9 @@ READ = {
 OPTIONAL = {"num_key_value_heads", "head_dim"}
 # Settings of training, or implied by the weights.
 NOT_EXPORTED = {
-  "precision", "init_std", "dropout", "entropy_weight", "depth", "depth_sigma",
-  "calibrated", "max_loops", "depth_per", "growth_steps", "growth_loops",
+  "precision", "init_std", "dropout", "entropy_weight", "gate_bias", "depth",
+  "depth_sigma", "calibrated", "max_loops", "depth_per", "growth_steps",
+  "growth_loops",
 }  # fmt: skip
 WORDS = {
   "mlp": ("gelu", "swiglu"), "loop_norm": tuple({

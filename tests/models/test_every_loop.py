@@ -17,6 +17,7 @@ READ_OUT = [
   ("recurrent", {"num_loops": 3, "state": "normal"}),
   ("recurrent", {"num_loops": 3, "update": "gate", "loop_norm": "final_only"}),
   ("disco", {"num_loops": 3, "loop_norm": "final_only"}),
+  ("plt", {"num_loops": 3}),
   ("ponderlm", {"num_loops": 3}),
   ("transformer", {"num_loops": 3}),
 ]

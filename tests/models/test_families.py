@@ -23,7 +23,7 @@ from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
-from loopjax.nn import stack
+from loopjax.nn import block
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.types import (
   PRECISIONS,
@@ -59,6 +59,7 @@ SMALL = {
     "rope_base": 1e4, "init_std": 0.2,
     "precision": "float32",
   },
+  "plt": {**STACK, "window": 3},
   "ponderlm": {**STACK, "tied": False},
   "recurrent": {
     **STACK, "num_layers": 1, "num_prelude": 1, "num_coda": 1,
@@ -89,12 +90,14 @@ VALUES = {
   "width": (32,), "num_heads": (1,), "num_layers": (4,), "mlp_ratio": (2.0,),
   "mlp": ("gelu", "swiglu"), "num_loops": (3,), "rope_base": (100.0,),
   "init_std": (0.5,), "precision": ("bfloat16",), "dropout": (0.5,),
-  "loop_norm": ("final_only",),
+  "loop_norm": ("final_only", "per_loop"),
   # Ouro.
   "num_key_value_heads": (1,), "head_width": (4,), "qk_norm": (True,),
   "exit_gate": ("alone",), "entropy_weight": (0.5,),
   "value_bias": (True,), "norm_epsilon": (0.5,),
   "rope_scaling": ((8.0, 1.0, 4.0, 8.0),),
+  # PLT.
+  "window": (5,),
   # UTM.
   "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
   "positions": ("offset", "overlap"), "step_embedding": ("clamp",),
@@ -510,13 +513,13 @@ def test_no_setting_is_ignored(name):
 
 @crossing("name", DROPPING)
 def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
-  """Layers that show their key in the place of what they make."""
+  """Blocks that show their key in the place of what they make."""
 
-  def shown(layers, x, cache, metadata, *, keys, **options):
-    del layers, metadata, options
-    return jax.vmap(lambda k: jax.random.normal(k, x.shape[1:]))(keys), cache
+  def shown(self, x, mixed, keys):
+    del self, mixed
+    return jax.vmap(lambda k: jax.random.normal(k, x.shape[1:]))(keys)
 
-  monkeypatch.setattr(stack, "run_layers", shown)
+  monkeypatch.setattr(block.Block, "add", shown)
   model = examples.merged(MODELS[name], config_of(name, num_loops=3), SPEC)
 
   @jax.jit

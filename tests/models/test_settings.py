@@ -23,6 +23,7 @@ BASE = {
   "melt": {
     **STACK, "chunk_size": 4, "prefill_chunk": 1, "distill": "none",
   },
+  "plt": {**STACK, "num_heads": 4},
   "ponderlm": STACK,
   "recurrent": {
     **STACK, "num_prelude": 1, "num_coda": 1, "num_with_gradient": 2,
@@ -87,6 +88,12 @@ IMPOSSIBLE = {
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),
     ({"answer_chunk": "none"}, "answer_chunk='none'"),
+  ],
+  "plt": [
+    ({"window": 0}, "window=0 must be at least 1"),
+    ({"window": 1.5}, "window=1.5 must be of type int"),
+    ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple"),
+    ({"rope_scaling": (1.0,)}, "rope_scaling="),
   ],
   "ponderlm": [
     ({"residual": "none"}, "residual='none'"),

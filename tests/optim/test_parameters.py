@@ -210,6 +210,15 @@ FAMILIES = [
       "head/kernel": "adamw",
     },
   ),
+  (
+    "plt",
+    {},
+    {
+      **STACK,
+      "window_gates/weight": "adamw",
+      "window_gates/bias": "adamw",
+    },
+  ),
   ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
   (
     "recurrent",
