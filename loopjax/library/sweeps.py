@@ -56,7 +56,7 @@ def table(
   return records.pivot(found, _names(metrics), rows, columns).records()
 
 
-def sweep(
+def run_sweep(
   config: str,
   items: str | Sequence[Mapping[str, Any]],
   *,

@@ -1,7 +1,5 @@
-"""`loopjax.sweep`: the items that it runs, and the table that it returns."""
+"""`loopjax.run_sweep`: the items that it runs, and the table it returns."""
 
-import importlib
-import sys
 import threading
 
 import pytest
@@ -47,7 +45,7 @@ def ran(monkeypatch):
 def test_a_list_is_run_with_each_seed(ran, tmp_path, capsys):
   call = (CONFIG, LOOPS)
   options = {"seeds": (1, 2), "workdir": tmp_path / "mine"}
-  found = loopjax.sweep(*call, **options, metrics="test/exact_match")
+  found = loopjax.run_sweep(*call, **options, metrics="test/exact_match")
   assert [
     (row["model.num_loops"], row["run.seed"], row["test/exact_match"])
     for row in found
@@ -58,12 +56,12 @@ def test_a_list_is_run_with_each_seed(ran, tmp_path, capsys):
   assert said.out.startswith(f"work directory: {tmp_path}/mine\n1/4  model.")
   assert len(ran) == 4 and not said.err
   # It is resumed by the same call; it is a sweep that the report reads.
-  assert loopjax.sweep(*call, **options)[3]["test/exact_match"] == 1 / 5
+  assert loopjax.run_sweep(*call, **options)[3]["test/exact_match"] == 1 / 5
   assert len(ran) == 4
   (row, _) = loopjax.table(tmp_path / "mine", rows="model.num_loops")
   assert row["test/exact_match/runs"] == 2
   # The table has this sweep's runs alone.
-  assert len(loopjax.sweep(CONFIG, LOOPS[:1], **options)) == 2
+  assert len(loopjax.run_sweep(CONFIG, LOOPS[:1], **options)) == 2
 
 
 def test_a_sweep_of_the_config_is_run(ran, tmp_path, monkeypatch, capsys):
@@ -71,14 +69,14 @@ def test_a_sweep_of_the_config_is_run(ran, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   config = load_config("sudoku_utm", "smoke")
   items = namespace("sudoku_utm")["sweeps"](config)["depth"]
-  found = loopjax.sweep(f"{CONFIG},model.num_loops=2,run.seed=0", "depth")
+  found = loopjax.run_sweep(f"{CONFIG},model.num_loops=2,run.seed=0", "depth")
   assert len(found) == len(items) == len(ran)
   place = tmp_path / "runs" / "sudoku_utm-smoke,model.num_loops=2,seed=0-depth"
   assert (place / "sweep-depth.json").exists()
   assert {row["state"] for row in found} >= {"completed"}
   manifest = workdir_lib.read_json(place / "sweep-depth.json")
   assert manifest["config"].startswith(CONFIG)
-  (row,) = loopjax.sweep(CONFIG, LOOPS[:1], seeds=[0], workdir="failing")
+  (row,) = loopjax.run_sweep(CONFIG, LOOPS[:1], seeds=[0], workdir="failing")
   assert row["state"] == "diverged"
   said = capsys.readouterr().err
   assert "failed: model.num_loops=2,seed=0: " in said
@@ -94,7 +92,7 @@ def test_jobs_run_at_once(ran, tmp_path, monkeypatch):
 
   monkeypatch.setattr(runner_lib, "run_command", both)
   monkeypatch.setattr(runner_lib, "split_cores", lambda jobs: [None] * jobs)
-  found = loopjax.sweep(CONFIG, LOOPS, seeds=[1], workdir=tmp_path, jobs=2)
+  found = loopjax.run_sweep(CONFIG, LOOPS, seeds=[1], workdir=tmp_path, jobs=2)
   assert len(found) == 2
 
 
@@ -103,7 +101,7 @@ def test_another_thread_can_run_it(ran, tmp_path):
   found = []
   thread = threading.Thread(
     target=lambda: found.extend(
-      loopjax.sweep(CONFIG, LOOPS, seeds=[1], workdir=tmp_path)
+      loopjax.run_sweep(CONFIG, LOOPS, seeds=[1], workdir=tmp_path)
     )
   )
   thread.start()
@@ -114,7 +112,7 @@ def test_another_thread_can_run_it(ran, tmp_path):
 def test_a_sweep_that_was_stopped_says_so(tmp_path, monkeypatch):
   monkeypatch.setattr(runner_lib, "run_command", lambda *_: (4, ""))
   with pytest.raises(UserError, match="was stopped; the same call resumes it"):
-    loopjax.sweep(CONFIG, LOOPS, workdir=tmp_path)
+    loopjax.run_sweep(CONFIG, LOOPS, workdir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +132,5 @@ def test_a_sweep_that_was_stopped_says_so(tmp_path, monkeypatch):
 def test_mistakes_of_a_call(ran, tmp_path, items, options, says):
   place = tmp_path / "new"
   with pytest.raises(UserError, match=says):
-    loopjax.sweep(CONFIG, items, workdir=place, **options)
+    loopjax.run_sweep(CONFIG, items, workdir=place, **options)
   assert not ran and not place.exists()
-
-
-def test_its_name_is_a_function_and_a_package(ran, tmp_path, monkeypatch):
-  """Whether or not the package was imported."""
-  for name in [x for x in sys.modules if x.startswith("loopjax.sweep")]:
-    monkeypatch.delitem(sys.modules, name)
-  monkeypatch.delattr(loopjax, "sweep", raising=False)
-  assert callable(loopjax.sweep)
-  importlib.import_module("loopjax.sweep.runner")
-  assert loopjax.sweep.runner.PREEMPTED == 4
-  with pytest.raises(UserError, match="no such file"):
-    loopjax.sweep("none.py", [])
