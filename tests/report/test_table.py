@@ -18,7 +18,7 @@ SCORES = {"test/exact_match": 0.5, "test/loss": 1.0, "train/loss": 0.25}
 
 
 def make_run(workdir, status="completed", metrics=None, **changes):
-  """A run of Sleep; settings are named as `model__num_passes`."""
+  """A run of Sleep; settings are named as `model__num_loops`."""
   workdir.mkdir(parents=True)
   config = load_config("automaton_sleep", "smoke")
   named = {key.replace("__", "."): value for key, value in changes.items()}
@@ -49,7 +49,7 @@ def runs(tmp_path):
       make_run(
         folder / f"n{passes}-s{seed}",
         metrics=score,
-        model__num_passes=passes,
+        model__num_loops=passes,
         run__seed=seed,
         task__eval_seed=seed,
       )
@@ -67,7 +67,7 @@ def test_a_row_per_run_with_what_differs(runs):
   assert found[4] == {
     "run": (runs / "n4-s1").as_posix(),
     "state": "completed",
-    "model.num_passes": 4,
+    "model.num_loops": 4,
     "task.eval_seed": 1,
     "run.seed": 1,
     "test/exact_match": 4.125,
@@ -98,14 +98,14 @@ def test_seeds_are_averaged_with_students_interval(runs):
   two = loopjax.table(
     [runs / "n4-s0", runs / "n4-s1"], "test/exact_match", rows="run.num_steps"
   )
-  three = loopjax.table(runs, "test/exact_match", rows="model.num_passes")[1]
+  three = loopjax.table(runs, "test/exact_match", rows="model.num_loops")[1]
   for (row, count), t in (((three, 3), 4.302653), ((two[0], 2), 12.706205)):
     some = numbers[:count]
     half = t * statistics.stdev(some) / math.sqrt(count)
     assert row["test/exact_match"] == pytest.approx(statistics.mean(some))
     assert row["test/exact_match/interval"] == pytest.approx(half, rel=1e-6)
     assert row["test/exact_match/runs"] == count
-  assert three["model.num_passes"] == 4
+  assert three["model.num_loops"] == 4
   assert grouping.spread({0: 1.0}).interval is None
 
 
@@ -113,9 +113,9 @@ def test_each_seed_has_a_column_and_their_mean(runs):
   """The rows are what else differs; seeds are in order."""
   (runs / "n1-s0").rename(runs / "z")  # The first seed is read last.
   found = loopjax.table(runs, "test/exact_match", columns="run.seed")
-  assert [row["model.num_passes"] for row in found] == [1, 4]
+  assert [row["model.num_loops"] for row in found] == [1, 4]
   assert list(found[0]) == [
-    "model.num_passes",
+    "model.num_loops",
     *(f"test/exact_match, run.seed={seed}" for seed in (0, 1, 2)),
     *("test/exact_match", "test/exact_match/interval", "test/exact_match/runs"),
   ]
@@ -130,20 +130,20 @@ def test_columns_are_divided_by_a_setting(runs):
     runs,
     ["test/exact_match", "test/loss"],
     rows=["run.num_steps"],
-    columns=["model.num_passes", "run.seed"],
+    columns=["model.num_loops", "run.seed"],
   )
   steps = load_config("automaton_sleep", "smoke").run.num_steps
   assert len(found) == 1 and found[0]["run.num_steps"] == steps
-  name = "test/exact_match, model.num_passes"
+  name = "test/exact_match, model.num_loops"
   assert found[0][f"{name}=4, run.seed=2"] == score_of(4, 2)
   assert found[0][f"{name}=1"] == pytest.approx(1.125)
-  assert found[0]["test/loss, model.num_passes=4/runs"] == 3
+  assert found[0]["test/loss, model.num_loops=4/runs"] == 3
   assert len(found[0]) == 1 + 2 * 2 * (3 + 3)
 
 
 def test_runs_without_a_score_stay_and_are_named(runs, capsys):
-  make_run(runs / "n4-s3", "running", model__num_passes=4, run__seed=3)
-  make_run(runs / "n8-s0", "diverged", model__num_passes=8, run__seed=0)
+  make_run(runs / "n4-s3", "running", model__num_loops=4, run__seed=3)
+  make_run(runs / "n8-s0", "diverged", model__num_loops=8, run__seed=0)
   said = shown(capsys, runs, "--metric=test/loss", "--csv")
   rows = list(csv.DictReader(said.out.splitlines()))
   states = {row["state"]: row["test/loss"] for row in rows}
@@ -154,7 +154,7 @@ def test_runs_without_a_score_stay_and_are_named(runs, capsys):
     f"note: {runs / 'n4-s3'}: {state}; its scores are left blank",
     f"note: {runs / 'n8-s0'}: diverged; its scores are left blank",
   ]
-  words = ["--metric=test/loss", "--rows=model.num_passes"]
+  words = ["--metric=test/loss", "--rows=model.num_loops"]
   text = shown(capsys, runs, *words)
   assert [line.split()[0] for line in text.out.splitlines()[1:]] == [
     "1", "4", "8",
@@ -168,7 +168,7 @@ def test_runs_without_a_score_stay_and_are_named(runs, capsys):
 def test_planned_runs_of_a_sweep_are_rows(runs, capsys):
   """With what the sweep sets; and the runs beside them once."""
   config = workdir_lib.read_json(runs / "n1-s0" / "config.json")
-  planned = {**config, "model": {**config["model"], "num_passes": 2}}
+  planned = {**config, "model": {**config["model"], "num_loops": 2}}
   items = [
     {"overrides": {}, "directory": "n1-s0", "config": config},
     {"overrides": {}, "directory": "n2-s0", "config": planned},
@@ -176,7 +176,7 @@ def test_planned_runs_of_a_sweep_are_rows(runs, capsys):
   manifest = {"sweep": "a", "config": "c.py", "items": items}
   workdir_lib.write_json(runs / "sweep-a.json", manifest)
   found = loopjax.table(runs / "sweep-a.json", "test/loss")
-  assert [(row["model.num_passes"], row["test/loss"]) for row in found] == [
+  assert [(row["model.num_loops"], row["test/loss"]) for row in found] == [
     (1, 0.5),
     (2, None),
   ]
@@ -202,27 +202,27 @@ def test_what_follows_from_the_family_is_left_out(tmp_path):
   for name, more in (("a", {}), ("b", {"run__batch_size": 8})):
     make_run(tmp_path / name, **more)
   config = workdir_lib.read_json(tmp_path / "b" / "config.json")
-  del config["model"]["num_passes"]
+  del config["model"]["num_loops"]
   config["model"]["name"] = "other"
   workdir_lib.write_json(tmp_path / "b" / "config.json", config)
   row = loopjax.table(tmp_path, "test/loss")[1]
   assert [*row][2:] == ["model.name", "run.batch_size", "test/loss"]
-  first, second = loopjax.table(tmp_path, "test/loss", rows="model.num_passes")
-  assert first["model.num_passes"] and second["model.num_passes"] is None
+  first, second = loopjax.table(tmp_path, "test/loss", rows="model.num_loops")
+  assert first["model.num_loops"] and second["model.num_loops"] is None
 
 
 def test_only_seeds_are_averaged(runs, tmp_path):
   """Other differences within a cell are a mistake, and repetitions as well."""
-  make_run(runs / "wide", model__num_passes=4, run__seed=7, run__batch_size=8)
+  make_run(runs / "wide", model__num_loops=4, run__seed=7, run__batch_size=8)
   with pytest.raises(
     UserError,
-    match="run.batch_size differs between the runs of model.num_passes=4; add",
+    match="run.batch_size differs between the runs of model.num_loops=4; add",
   ):
-    loopjax.table(runs, rows="model.num_passes")
-  found = loopjax.table(runs, rows=["model.num_passes", "run.batch_size"])
+    loopjax.table(runs, rows="model.num_loops")
+  found = loopjax.table(runs, rows=["model.num_loops", "run.batch_size"])
   assert len(found) == 3
   again = make_run(
-    runs / "wide-again", model__num_passes=4, run__seed=7, run__batch_size=8
+    runs / "wide-again", model__num_loops=4, run__seed=7, run__batch_size=8
   )
   with pytest.raises(UserError, match=f"wide and {again} have the same"):
     loopjax.table(runs, columns="run.seed")
@@ -240,15 +240,15 @@ def test_only_seeds_are_averaged(runs, tmp_path):
 
 
 def test_the_table_in_each_form(runs, capsys, tmp_path):
-  words = [runs, "--metric=test/exact_match", "--rows=model.num_passes"]
+  words = [runs, "--metric=test/exact_match", "--rows=model.num_loops"]
   text = shown(capsys, *words).out
   assert text.splitlines()[1:] == [
-    "1                 1.125 ± 0.31 (n=3)",
-    "4                 4.125 ± 0.31 (n=3)",
+    "1                1.125 ± 0.31 (n=3)",
+    "4                4.125 ± 0.31 (n=3)",
   ]
   markdown = shown(capsys, *words, "--md").out.splitlines()
   assert markdown == [
-    r"| model.num\_passes | test/exact\_match |",
+    r"| model.num\_loops | test/exact\_match |",
     "| :--- | ---: |",
     "| 1 | 1.125 ± 0.31 (n=3) |",
     "| 4 | 4.125 ± 0.31 (n=3) |",
@@ -265,22 +265,22 @@ def test_the_table_in_each_form(runs, capsys, tmp_path):
 def test_a_figure_has_a_line_for_each_column(runs):
   """Of means in the order of the setting, with bars and a mark for each run."""
   make_run(
-    runs / "fast", metrics={"test/exact_match": 9.0}, model__num_passes=2,
+    runs / "fast", metrics={"test/exact_match": 9.0}, model__num_loops=2,
     run__batch_size=8,
   )  # fmt: skip
   pivot = records.pivot(
     records.read([runs]),
     ["test/exact_match", "steps"],
-    ["model.num_passes"],
+    ["model.num_loops"],
     ["run.batch_size"],
   )
-  figure = plots.draw_pivot(pivot, "model.num_passes")
+  figure = plots.draw_pivot(pivot, "model.num_loops")
   first, second = figure.get_axes()
   assert [axes.get_title(loc="left") for axes in (first, second)] == [
     "test/exact_match",
     "steps",
   ]
-  assert first.get_xlabel() == "passes"
+  assert first.get_xlabel() == "loops"
   assert [label.get_text() for label in first.get_xticklabels()] == [
     "1", "2", "4",
   ]  # fmt: skip
@@ -310,9 +310,9 @@ def test_a_figure_has_a_line_for_each_column(runs):
     (["--csv", "--md"], "not allowed with argument"),
     (["--plot=a.png"], "--plot needs --rows=SETTING, one setting"),
     (["--plot=a.png", "--rows=run.seed,model.width"], "--plot needs --rows="),
-    (["--plot=a.txt", "--rows=model.num_passes"], "must end with .png, .pdf"),
+    (["--plot=a.txt", "--rows=model.num_loops"], "must end with .png, .pdf"),
     (["--metrics=test/loss"], "unknown flag '--metrics'; did you mean"),
-    (["--plot=/proc/a/b.png", "--rows=model.num_passes"], "cannot be written"),
+    (["--plot=/proc/a/b.png", "--rows=model.num_loops"], "cannot be written"),
   ],
 )
 def test_mistakes_are_one_line(runs, refusal, arguments, said):
