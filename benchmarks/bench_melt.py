@@ -35,7 +35,7 @@ _CHUNK = flags.DEFINE_integer("chunk", 128, "Tokens of a chunk.", 1)
 _FORMS = flags.DEFINE_integer("forms", 6, "The first so many rows.", 2, 6)
 
 FORMS = {
-  "looped": {"model.name": "looped", "optim.gate_rate": 1.0},
+  "looped": {"model.name": "looped", "optim.rates": ()},
   "melt": {"model.distill": "none"},
   "melt, taught": {"model.distill": "all"},
   "melt, taught and aligned": {

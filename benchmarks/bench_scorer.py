@@ -38,7 +38,7 @@ _REQUESTS = flags.DEFINE_string("requests", "", "Request file; made up if ''.")
 _ITEMS = flags.DEFINE_integer("items", 500, "Continuations.")
 _WIDTH = flags.DEFINE_integer("width", 64, "D.")
 _LAYERS = flags.DEFINE_integer("layers", 2, "L of the stack.")
-_LOOPS = flags.DEFINE_integer("loops", 2, "K.")
+_LOOPS = flags.DEFINE_integer("num_loops", 2, "K.")
 _CONTEXT = flags.DEFINE_integer("context", 512, "Context length, in tokens.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "bytes", "Or a tokenizer.json.")
 _BATCH = flags.DEFINE_integer("batch_tokens", 8192, "Of a batch.")
@@ -81,7 +81,7 @@ def main(argv):
   options = {
     name: flags.FLAGS[name].value
     for name in (
-      *("requests", "items", "width", "layers", "loops", "context"),
+      *("requests", "items", "width", "layers", "num_loops", "context"),
       *("batch_tokens", "tokenizer"),
     )
   }

@@ -29,7 +29,8 @@ import numpy as np
 
 MISTAKES = (
   b"{", b"[]", b'{"prompt": 5}', b'{"prompt": "x", "max_tokens": -1}',
-  b'{"prompt": "x", "temperature": "hot"}', b'{"prompt": "x", "exit": 7}',
+  b'{"prompt": "x", "temperature": "hot"}',
+  b'{"prompt": "x", "exit_threshold": 7}',
   b'{"prompt": "x", "model": "other"}', b'{"prompt": "\xff"}',
 )  # fmt: skip
 
@@ -40,7 +41,8 @@ async def ask(client: httpx.AsyncClient, seed: int, options) -> dict:
   first, last, between, usage, text = 0.0, 0.0, [], {}, ""
   asked = {
     "prompt": options.prompt, "max_tokens": options.max_tokens, "seed": seed,
-    "temperature": options.temperature, "exit": options.exit, "stream": True,
+    "temperature": options.temperature, "stream": True,
+    "exit_threshold": options.exit_threshold,
     "draft_loops": options.draft_loops,
     "stream_options": {"include_usage": True},
   }  # fmt: skip
@@ -223,7 +225,7 @@ def main() -> None:
   parser.add_argument("--prompt", default="It was")
   parser.add_argument("--max_tokens", type=int, default=100)
   parser.add_argument("--temperature", type=float, default=0.8)
-  parser.add_argument("--exit", type=float, default=1.0)
+  parser.add_argument("--exit_threshold", type=float, default=1.0)
   parser.add_argument("--draft_loops", type=int, default=0)
   parser.add_argument("--rates", default="", help="requests a second")
   parser.add_argument("--trial", type=int, default=0, help="requests")

@@ -164,7 +164,7 @@ def _make(form: Form) -> tuple[nnx.GraphDef, Any]:
     key_width=48,
     value_width=128,
     window=window,
-    num_passes=form.passes,
+    num_loops=form.passes,
     eviction="hard" if form.read == "hard" else "sliding",
     # Convolutions that restart in every window cannot run in parallel.
     carry_convolutions=form.read != "hard",

@@ -1,7 +1,7 @@
 """The cost of chunked and of plain read-out and cross-entropy.
 
   python benchmarks/bench_token_loss.py --width=128
-  python benchmarks/bench_token_loss.py --loops=4 --vocab=49152 --tokens=1024
+  python benchmarks/bench_token_loss.py --num_loops=4 --vocab=49152
 
 Times value and gradient of the mean loss, with the language model's vocabulary
 of arXiv 2607.00341 (appendix B) and 4,096 tokens; with several loops, of Ouro's
@@ -36,9 +36,9 @@ _VOCAB = flags.DEFINE_integer("vocab", 129_280, "V.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of a batch.")
 _WIDTH = flags.DEFINE_integer("width", 128, "D.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Both.")
-_LOOPS = flags.DEFINE_integer("loops", 1, "K; above 1, the loss of exits.")
+_LOOPS = flags.DEFINE_integer("num_loops", 1, "K; above 1, the loss of exits.")
 _CALLS = flags.DEFINE_integer("calls", 3, "Timed calls of each; 0 for none.")
-_OPTIONS = ("vocab", "tokens", "width", "dtype", "loops")
+_OPTIONS = ("vocab", "tokens", "width", "dtype", "num_loops")
 
 
 def main(argv):

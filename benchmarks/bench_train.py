@@ -162,13 +162,13 @@ def _data_rate(dataset, batch_size: int, num_batches: int = 50) -> float:
 
 
 def _eval_times(settings, program, state) -> dict[str, float]:
-  """Seconds of one evaluation batch by loop kind, after compilation."""
+  """Seconds of one evaluation batch by execution of the loop, once compiled."""
   datasets = train.make_datasets(settings, program.mesh, ("validation",))
   times = {}
   for kind in ("scan", "while"):
     changed = settings._replace(
       eval=settings_lib.Eval(
-        batch_size=settings.eval.batch_size, loop_kind=kind
+        batch_size=settings.eval.batch_size, execution=kind
       )
     )
     evaluator = evaluate.make_evaluator(

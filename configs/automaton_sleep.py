@@ -2,7 +2,7 @@
 
   python -m loopjax.main --config=configs/automaton_sleep.py
 
-Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_passes` is N. Presets:
+Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_loops` is N. Presets:
 
   tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. With
           the same search over rate and decay for each N, exact match in three
@@ -33,7 +33,7 @@ PRESETS = {
     "model": {
       "width": 32, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
       "num_memory_heads": 2, "key_width": 16, "value_width": 16,
-      "mlp_ratio": 1.0, "window": 12, "num_passes": 4, "init_std": 0.12,
+      "mlp_ratio": 1.0, "window": 12, "num_loops": 4, "init_std": 0.12,
       # Every pass decays the state: with the default, four passes lose the
       # earlier window.
       "A_range": (0.0, 1.0),
@@ -57,10 +57,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
   rates = COMMON["learning_rates"](config)
-  passes = config_lib.axis("model.num_passes", 1, 2, 3, 4)
+  passes = config_lib.axis("model.num_loops", 1, 2, 3, 4)
   seeds = config_lib.axis("run.seed", 0, 1, 2)
   steps = config_lib.axis("task.num_steps", 1, 2, 4, 8, 16, 32)
-  again = {"model.inject": True, "model.pass_norm": True}
+  again = {"model.injection": "add", "model.loop_norm": "per_loop"}
   restart = {**again, "model.carry_state": False}
   turning = {"model.negative_eigenvalues": True}
   return {
@@ -73,14 +73,14 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       passes[3:],
       [
         {},
-        {"model.gradient_passes": 1},
-        {"model.gradient_passes": 2},
-        {"model.gradient_passes": 1, "model.gradient_cut": "both"},
+        {"model.num_with_gradient": 1},
+        {"model.num_with_gradient": 2},
+        {"model.num_with_gradient": 1, "model.gradient_cut": "both"},
         restart,  # Required by fixed points.
         {**restart, "model.implicit_terms": 4},
       ],
     ),
     "states": config_lib.product(
-      passes[3:], [{}, {"model.pass_norm": True}, again, restart, turning]
+      passes[3:], [{}, {"model.loop_norm": "per_loop"}, again, restart, turning]
     ),
   }

@@ -79,7 +79,7 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; tasks set the steps.
 _SLEEP_SMOKE = presets.merged(_SMOKE, {
   "model": {
     "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
-    "key_width": 8, "value_width": 8, "num_passes": 2,
+    "key_width": 8, "value_width": 8, "num_loops": 2,
   },
 })  # fmt: skip
 AUTOMATON_SMOKE = presets.merged(_SLEEP_SMOKE, {
@@ -93,14 +93,14 @@ DEPO_SMOKE = presets.merged(_SLEEP_SMOKE, {
     "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
     "max_word": 1, "context_length": 8, "num_eval_examples": 64,
   },
-  "model": {"window": 4}, "loop": {"kind": "scan", "remat": "none"},
+  "model": {"window": 4}, "loop": {"execution": "scan", "remat": "none"},
 })  # fmt: skip
 GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
   "task": {
     "context_length": 192, "min_length": 120, "max_length": 192,
     "train_ops": (1, 2), "eval_ops": (1, 2), "num_eval_examples": 32,
   },
-  "model": {"num_prelude_layers": 0, "num_coda_layers": 0, "window": 64},
+  "model": {"num_prelude": 0, "num_coda": 0, "window": 64},
   "loop": {"remat": "none"},
   "run": {"batch_size": 8}, "eval": {"batch_size": 32},
 })  # fmt: skip

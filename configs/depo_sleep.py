@@ -2,7 +2,7 @@
 
   python -m loopjax.main --config=configs/depo_sleep.py
 
-Source: arXiv 2605.26099, section 6.2. `model.num_passes` is N. Presets:
+Source: arXiv 2605.26099, section 6.2. `model.num_loops` is N. Presets:
 
   tiny    two hops among six nodes, N = 4; 4 minutes on a CPU core. Two-hop
           answers in three seeds: 0.989, 0.982, 0.996 correct; with N = 1 (75
@@ -31,7 +31,7 @@ PRESETS = {
       "value_width": 256, "window": 75,
     },
     "run": {"num_steps": 100_000, "batch_size": 128},
-    "loop": {"kind": "unroll"},  # Residuals need no stacks.
+    "loop": {"execution": "unroll"},  # Residuals need no stacks.
   }),
   "gpu": {"run": {"num_steps": 20_000}},
   "tiny": {
@@ -42,11 +42,11 @@ PRESETS = {
     "model": {
       "width": 64, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
       "memory": "gated_delta", "num_memory_heads": 2, "key_width": 32,
-      "value_width": 32, "mlp_ratio": 1.0, "window": 12, "num_passes": 4,
+      "value_width": 32, "mlp_ratio": 1.0, "window": 12, "num_loops": 4,
       "init_std": 0.12,
     },
     "optim": {"name": "adamw", "learning_rate": 4e-3, "warmup_steps": 100},
-    "loop": {"kind": "scan", "remat": "none"},
+    "loop": {"execution": "scan", "remat": "none"},
     "run": {"num_steps": 1200, "log_every": 100, "checkpoint_every": 600},
     "eval": {"every": 200},
   },
@@ -68,7 +68,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
   rates = COMMON["learning_rates"](config)
-  passes = config_lib.axis("model.num_passes", 1, 2, 4)
+  passes = config_lib.axis("model.num_loops", 1, 2, 4)
   seeds = config_lib.axis("run.seed", 0, 1, 2)
   memories = config_lib.axis("model.memory", "gated_delta", "jet")
   evictions = config_lib.axis("model.eviction", "hard", "sliding")

@@ -3,7 +3,7 @@
   python -m loopjax.main --config=configs/gsm_sleep.py
   python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
 
-Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_passes` is N. The
+Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_loops` is N. The
 paper fine-tunes pre-trained models; here a model with half attention and half
 memory layers starts from scratch, or memory is inserted into a LoopLM
 (docs/insertion.md): the sweep trains a LoopLM, or uses yours
@@ -35,7 +35,7 @@ PRESETS = {
     "task": {"context_length": 3300, "min_length": 2000, "max_length": 3300},
     "model": {
       "width": 512, "num_layers": 6, "num_heads": 8, "num_memory_layers": 6,
-      "num_prelude_layers": 2, "num_coda_layers": 1, "memory": "jet",
+      "num_prelude": 2, "num_coda": 1, "memory": "jet",
       "num_memory_heads": 4, "key_width": 96, "value_width": 256,
       "window": 2000,
     },
@@ -60,7 +60,7 @@ PRESETS = {
     },
     "model": {
       "width": 64, "num_layers": 2, "num_heads": 2, "num_memory_layers": 2,
-      "num_prelude_layers": 0, "num_coda_layers": 0, "num_memory_heads": 2,
+      "num_prelude": 0, "num_coda": 0, "num_memory_heads": 2,
       "key_width": 32, "value_width": 32, "window": 120,
     },
     "optim": {
@@ -73,15 +73,15 @@ PRESETS = {
   "smoke": COMMON["GSM_SMOKE"],
 }  # fmt: skip
 _INSERTED = {
-  "num_prelude_layers": 0, "num_coda_layers": 0, "memory": "jet",
-  "memory_mlp": False, "pass_norm": True,
+  "num_prelude": 0, "num_coda": 0, "memory": "jet",
+  "memory_mlp": False, "loop_norm": "per_loop",
 }  # fmt: skip
 CHANGES = {
   "inserted": {"model": _INSERTED},
   "looplm": {
     "model": {
-      **_INSERTED, "post_norm": True, "tied": False, "num_layers": 4,
-      "num_memory_layers": 2, "num_passes": 4,
+      **_INSERTED, "norm_order": "branch", "tied": False, "num_layers": 4,
+      "num_memory_layers": 2, "num_loops": 4,
     },
   },
   "warm_up": {
@@ -100,13 +100,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   """Overrides by sweep and item."""
-  passes = config_lib.axis("model.num_passes", 1, 2, 4, 6)
+  passes = config_lib.axis("model.num_loops", 1, 2, 4, 6)
   seeds = config_lib.axis("run.seed", 0, 1, 2)
   quarter = config.model.window // 4
   window = {"model.window": 1 << (quarter - 1).bit_length()}  # 2,000: 512.
   sliding = [{"model.eviction": "sliding", **window}]
   first = [] if config.run.init_from else [
-    {"model.name": "looped", "model.num_loops": config.model.num_passes}
+    {"model.name": "looped", "model.loop_norm": "per_loop"}
   ]  # fmt: skip
   third = presets.steps(config, 1, 3)
   warm_up = {

@@ -34,7 +34,7 @@ _BYTES = {  # Fast to train: the first iteration is the block itself.
   "task": {"train_files": "made:arithmetic", "vocab_size": 0},
   "model": {"loop_update": "delta", "scale_from_step": 2, "loop_scale": -2.0},
   "optim": {"eps": 1e-8},
-  "loop": {"kind": "scan"},
+  "loop": {"execution": "scan"},
   "run": {"num_microbatches": 1},
 }  # fmt: skip
 PRESETS = {
@@ -43,7 +43,7 @@ PRESETS = {
     "model": {"precision": "bfloat16"},
     # Residuals of 36 copies of the block need no stacks, of loops and of
     # layers.
-    "loop": {"kind": "unroll"},
+    "loop": {"execution": "unroll"},
     "optim": {
       "learning_rate": 3e-3, "warmup_steps": 1000, "b2": 0.95, "eps": 1e-10,
       "weight_decay": 0.1, "decay": "matrices", "ema_decay": 0.0,
@@ -72,7 +72,7 @@ PRESETS = {
     "model": {
       "num_local_slots": 8, "num_global_slots": 4, "precision": "float32",
     },
-    "loop": {"kind": "scan"},
+    "loop": {"execution": "scan"},
     "optim": {"warmup_steps": 2},
     "run": {"num_microbatches": 1},
   }),

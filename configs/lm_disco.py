@@ -34,8 +34,9 @@ PRESETS = {
     "task": {"vocab_size": 129_280, "sequence_length": 8192},
     "model": {
       "width": 1024, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
-      "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "gate": "learned",
-      "top_k": 128, "rope_base": 1e6, "precision": "bfloat16",
+      "mlp_ratio": 2.75, "norm_order": "branch", "num_loops": 4,
+      "gate": "learned", "top_k": 128, "rope_base": 1e6,
+      "precision": "bfloat16",
     },
     "optim": {
       "name": "muon", "learning_rate": 3e-3, "muon_learning_rate": 3e-3,

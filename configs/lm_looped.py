@@ -4,7 +4,8 @@
 
 Source: arXiv 2510.25741; MELT (arXiv 2605.07721) and other models start from
 it. Training covers all exits; `:second_stage,run.init_from=runs/lm_looped` then
-trains only the gate (section 3.4). Your own text:
+trains only the gate (section 3.4). `:tiny,plt` trains loops that share the
+first one's keys and values (arXiv 2510.24824). Your own text:
 --config.task.train_files='books/*.txt'. Presets:
 
   tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
@@ -33,7 +34,7 @@ PRESETS = {
     "task": {"vocab_size": 49_152, "sequence_length": 4096},
     "model": {
       "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
-      "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
+      "mlp_ratio": 2.75, "norm_order": "branch", "num_loops": 4, "tied": False,
       "exit_gate": "joint", "entropy_weight": 0.05, "rope_base": 1e4,
       "precision": "bfloat16",
     },
@@ -60,7 +61,12 @@ PRESETS = {
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"]),
 }  # fmt: skip
-CHANGES = {"second_stage": {"model": {"exit_gate": "alone"}}}
+CHANGES = {
+  "second_stage": {"model": {"exit_gate": "alone"}},
+  "plt": {"model": {
+    "name": "plt", "norm_order": "pre", "loop_norm": "final_only",
+  }},
+}  # fmt: skip
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

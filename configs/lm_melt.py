@@ -29,18 +29,18 @@ from loopjax.config import WorkdirOf, presets
 _COMMON = presets.beside(__file__, "common.py")
 _TINY = presets.merged(_COMMON["LM_TINY"], {
   "model": {"exit_gate": "none", "chunk_size": 4, "prefill_chunk": 1},
-  "optim": {"gate_rate": 4.0},
+  "optim": {"rates": ("latent_gates=4",)},
   "run": {"num_steps": 800, "num_microbatches": 1, "checkpoint_every": 100},
 })  # fmt: skip
-_LOOPED = {"model.name": "looped", "optim.gate_rate": 1.0}  # The teacher.
+_LOOPED = {"model.name": "looped", "optim.rates": ()}  # The teacher.
 PRESETS = {
   "paper": {
     "task": {"vocab_size": 49_152, "sequence_length": 10_000},
     "model": {"distill": "none", "exit_gate": "unused"},
     "optim": {
-      "learning_rate": 8e-6, "final_learning_rate": 0.0, "gate_rate": 62.5,
-      "warmup_steps": 15, "b2": 0.95, "weight_decay": 1e-4,
-      "decay": "matrices", "ema_decay": 0.0,
+      "learning_rate": 8e-6, "final_learning_rate": 0.0,
+      "rates": ("latent_gates=62.5",), "warmup_steps": 15, "b2": 0.95,
+      "weight_decay": 1e-4, "decay": "matrices", "ema_decay": 0.0,
     },
     "run": {"num_steps": 500, "batch_size": 32, "num_microbatches": 8,
             "steps_per_call": 1, "log_every": 10, "checkpoint_every": 100},
@@ -80,10 +80,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     rates["optim.muon_learning_rate"] = config.optim.muon_learning_rate
   slower = {name: rate / 4 for name, rate in rates.items()} if scratch else {}
   num_steps = presets.steps(config, 1, 2 if scratch else 1)
-  begun = {
-    **slower, "run.init_from": teacher, "run.num_steps": num_steps,
-    "run.init_fresh": "latent_gates",
-  }  # fmt: skip
+  on = {**slower, "run.init_from": teacher, "run.num_steps": num_steps}
+  begun = {**on, "run.init_fresh": "latent_gates"}
   taught = {**begun, "run.teacher": teacher, "model.distill": "all"}
   phase_1 = {
     **taught, "model.alpha": 0.0, "model.interpolation_steps": num_steps,
@@ -96,7 +94,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   aligned = {**phase_2, "model.align_weight": 0.1}
   # A run needs at least one step; this one changes nothing.
   untrained = {
-    **taught, "model.prefill_chunk": 1, "optim.gate_rate": 1.0,
+    **taught, "model.prefill_chunk": 1, "optim.rates": (),
     **dict.fromkeys(rates, 1e-12), "optim.final_learning_rate": 0.0,
     "optim.warmup_steps": 0, "run.num_steps": run.steps_per_call,
   }  # fmt: skip
@@ -104,10 +102,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   exits = {"model.exit_gate": "unused"}
   gates = [
     *axis("model.gate", "element", "scalar"),
-    *product(
-      [{"optim.gate_rate": 1.0}], axis("model.gate", "mean", "ema", "last")
-    ),
+    *product([{"optim.rates": ()}], axis("model.gate", "mean", "ema", "last")),
   ]
+  windows = {**_LOOPED, **on, "run.init_fresh": "window_gates"}
+  windows |= {"model.name": "plt", "model.loop_norm": "per_loop"}
   groups = [g for g in (4, 2, 1) if g <= config.model.num_heads]
   gqa = [
     {**item, "model.num_key_value_heads": groups[i]}
@@ -140,4 +138,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       *product([{**phase_1, **exits}], axis("model.distill", "all", "last")),
     ],
     "gqa": gqa if scratch else [],
+    "sharing": [  # The teacher trained on, MELT, one loop's keys, windows.
+      *first, {**_LOOPED, **on}, begun, *product(
+        [{**begun, "optim.gate_rate": 1.0}], axis("model.gate", "first", "last")
+      ), *product([windows], axis("model.window", 16, 64)),
+    ],
   }  # fmt: skip

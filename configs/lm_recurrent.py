@@ -56,7 +56,7 @@ PRESETS = {
     "model": {
       "width": 768, "num_layers": 2, "num_heads": 12, "mlp_ratio": 4.0,
       "qk_norm": True, "qk_bias": False, "norm_order": "pre",
-      "injection": "diagonal", "prelude_norm": True, "exit_norm": "none",
+      "injection": "diagonal", "prelude_norm": True, "loop_norm": "final_only",
       "num_loops": 8, "depth": "poisson", "depth_per": "row",
       "num_with_gradient": 4, "input_scale": 1.0, "init_std": 0.02,
       "rope_base": 1e4,
@@ -103,7 +103,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   warmed = {**grows, "optim.warm_again": until}
   plain = {
     "model.injection": "none", "model.state": "input",
-    "model.exit_norm": "none",
+    "model.loop_norm": "final_only",
   }  # fmt: skip
   kinds = axis("model.injection", "add", "linear", "diagonal", "orthogonal")
   muon = config.optim.name == "muon"

@@ -58,7 +58,7 @@ PRESETS = {
   "gpu": {
     "task": _PACKAGED, "run": {"num_steps": 20_000, "steps_per_call": 10},
     "model": {"precision": "bfloat16"}, "eval": {"num_examples": 2048},
-    "loop": {"kind": "unroll"},  # Residuals need no stacks.
+    "loop": {"execution": "unroll"},  # Residuals need no stacks.
   },
   "tiny": _TINY,
   "nine": _NINE,

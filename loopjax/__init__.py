@@ -24,7 +24,10 @@ __version__ = "0.1.0"
 _TESTED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 
 # The interface for Python programs; see `loopjax.library`.
-_LIBRARY = ("Model", "build", "datasets", "load", "loss", "save")
+_LIBRARY = (
+  "Model", "build", "datasets", "load", "loss", "run_sweep", "save",
+  "table",
+)  # fmt: skip
 # Config files and programs of users import these from here.
 _ELSEWHERE = {
   "budget": "program.budget",

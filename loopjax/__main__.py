@@ -16,9 +16,9 @@ loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
   --list                        configs, their presets, and how long each takes
   train --config=sudoku_utm     train and evaluate; also describe, sweep
 With a RUN, a work directory or zoo:NAME (watch: only work directories):
-  report, watch, play, score    HTML page, curves, loop by loop, scores
+  report, table, watch, play    HTML page, table of runs, curves, loop by loop
   generate, serve               text in the terminal, or over HTTP
-  eval, answers                 score request files, pass@k
+  score, eval, answers          its own task, request files, pass@k
   analysis, hub                 multi-hop analysis, import and export
 No run needed: fit (does a config fit a machine you do not have?)"""
 
@@ -29,6 +29,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "describe": ("loopjax.main", "--mode=describe"),
   "sweep": ("loopjax.sweep",),
   "report": ("loopjax.report",),
+  "table": ("loopjax.report.table",),
   "fit": ("loopjax.fit",),
   "analysis": ("loopjax.analysis.multihop",),
   "eval": ("loopjax.eval",),

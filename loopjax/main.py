@@ -34,7 +34,6 @@ from loopjax.errors import (
   one_line_errors,
 )
 from loopjax.run import processes
-from loopjax.run import workdir as workdir_lib
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
@@ -61,7 +60,42 @@ def parser() -> command_line.ConfigParser:
     " run.num_steps or another run.batch_size",
   )
   processes.add_flags(made)
+  made.importer = _imported
   return made
+
+
+def _imported(options: Any, where: str) -> str:
+  """The run of import=PATH: a folder of the Hub or a GGUF file is imported.
+
+  Once, to runs/NAME.
+
+  Raises:
+    UserError: it cannot be imported, or runs/NAME is of another model.
+  """
+  from loopjax.hub import convert
+  from loopjax.run import workdir as workdir_lib
+
+  path = local_path(where)
+  is_file, is_folder = path.is_file(), convert.is_folder(path)
+  if not is_file and not is_folder:
+    return where
+  workdir = pathlib.Path("runs", path.stem if is_file else path.resolve().name)
+  if (workdir / "config.json").exists():
+    origin = workdir_lib.read_summary(workdir).get("imported", "")
+    if pathlib.Path(origin).resolve() != path.resolve():
+      raise UserError(
+        f"import={where}: {workdir} contains another model; import it"
+        f" elsewhere: python -m loopjax.hub import {where} WORKDIR"
+      )
+    return str(workdir)
+  if options.distributed or options.num_processes:
+    raise UserError(
+      f"import={where}: import it before processes start: python -m loopjax.hub"
+      f" import {where} {workdir}"
+    )
+  convert.import_folder(path, workdir)
+  print(f"imported {where} to {workdir}", flush=True)
+  return str(workdir)
 
 
 @one_line_errors
@@ -100,7 +134,8 @@ def start(options: Any) -> int:
   plain, overrides = settings.plain, options.overrides
   name = options.config_name
   workdir = local_path(
-    options.workdir or naming.workdir(name, overrides, plain)
+    options.workdir
+    or naming.workdir(name, {*overrides, *config_lib.by_user(config)}, plain)
   )
   zoo.refuse(
     workdir,
@@ -150,8 +185,10 @@ def _check_overrides(
   overrides: Mapping[str, Any], workdir: pathlib.Path
 ) -> None:
   """Raises UserError for flags that change how the run was trained."""
+  from loopjax import config as config_lib
+
   there = (workdir / "config.json").exists()
-  of_run = workdir_lib.read_config(workdir).get("run", {}) if there else {}
+  of_run = config_lib.read_config(workdir).get("run", {}) if there else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:

@@ -77,7 +77,7 @@ class LoopOptions:
   """How a model's loop is executed.
 
   Attributes:
-    kind: "scan", "while" or "unroll", see `loopjax.loop.driver.run_loop`.
+    execution: "scan", "while" or "unroll", see `loopjax.loop.driver.run_loop`.
     remat: a key of `loopjax.nn.remat.POLICIES`, or "auto".
     kernels: how the gated delta rule, MELT's update of its cache, and the
       attention of other families to their own tokens are computed: "xla", in
@@ -85,7 +85,7 @@ class LoopOptions:
       kernels and cuDNN's attention, on Hopper GPUs.
   """
 
-  kind: str = "scan"
+  execution: str = "scan"
   remat: str = "none"
   kernels: str = "xla"
 

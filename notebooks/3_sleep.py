@@ -113,7 +113,7 @@ def read(params, kept, inputs):
   return model.logits(hidden)
 
 
-passes = settings.model.num_passes
+passes = settings.model.num_loops
 kept = sleep(run.params, inputs, passes)[-1]
 logits = read(run.params, kept, inputs)
 np.testing.assert_allclose(logits, run.model()(inputs).logits, atol=1e-4)
@@ -216,8 +216,8 @@ for name, change in {
 # ## Next steps
 #
 # * One pass, trained for the same number of steps:
-#   `--config=configs/automaton_sleep.py:tiny,model.num_passes=1`; the README
+#   `--config=configs/automaton_sleep.py:tiny,model.num_loops=1`; the README
 #   has three seeds of both.
 # * Sliding windows, gradients through fewer passes, fixed points:
-#   `model.eviction`, `model.gradient_passes`, `model.implicit_terms`.
+#   `model.eviction`, `model.num_with_gradient`, `model.implicit_terms`.
 # * Memory inserted into a trained looped model: `docs/insertion.md`.

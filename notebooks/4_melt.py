@@ -85,7 +85,7 @@ def run(name, num_steps, **settings):
   return workdir
 
 
-teacher = run("teacher", 300, model__name="looped", optim__gate_rate=1.0)
+teacher = run("teacher", 300, model__name="looped", optim__rates=())
 
 # %% [markdown]
 # ## Phase 1, then phase 2

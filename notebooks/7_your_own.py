@@ -122,7 +122,7 @@ class Model(nnx.Module):
 
   def __call__(self, inputs, *, num_loops=None, kind=None, trace=()):
     num_loops = num_loops or self.config.num_loops
-    return think(self, inputs, num_loops, kind or self.options.kind, trace)
+    return think(self, inputs, num_loops, kind or self.options.execution, trace)
 
 
 # %% [markdown]
@@ -327,5 +327,5 @@ display(Image(filename=workdir / "thresholds.png"))
 # `loopjax/models/confident.py`, its line in `MODELS`,
 # `configs/sudoku_confident.py`, a row in `docs/papers.md`. Then every command
 # supports it: `python -m loopjax.main --config=configs/sudoku_confident.py`,
-# `--mode=eval --config.eval.loop_kind=while`, sweeps, reports, meshes and
+# `--mode=eval --config.eval.execution=while`, sweeps, reports, meshes and
 # checkpoints.

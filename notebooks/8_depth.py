@@ -67,7 +67,8 @@ if SMOKE:
 # %%
 fixed = {"model.depth": "fixed", "model.num_with_gradient": 0}
 plain = {
-  "model.injection": "none", "model.state": "input", "model.exit_norm": "none"
+  "model.injection": "none", "model.state": "input",
+  "model.loop_norm": "final_only",
 }  # fmt: skip
 models = {
   "plain loop": {**fixed, **plain, "model.norm_order": "pre"},

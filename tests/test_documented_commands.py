@@ -50,7 +50,11 @@ def start(module, arguments, directory):
     arguments = [*(x for x in arguments if x != "--dry_run"), *only]
     assert command(program(module).main, *arguments, directory=directory) == 0
   elif module in _BEGINS:
-    made = config_lib.make("utm", "sudoku")  # There is no run to read it of.
+    # There is no run to read it of.
+    made = config_lib.make("utm", "sudoku")
+    if any("import=" in argument for argument in arguments):
+      made = config_lib.make("recurrent", "text")
+      config_lib.override(made, {"model.update": "gate"})
     own = mock.patch("loopjax.config.config_of_run", return_value=made)
     begin = mock.patch(_BEGINS[module], side_effect=Begun)
     with own, begin, pytest.raises(Begun):

@@ -28,8 +28,8 @@ LAYERS = (
   ("kernels",), ("losses",), ("nn",), ("loop",), ("protocols", "optim", "run"),
   ("models", "data"), ("config",), ("program",), ("train",), ("commands",),
   ("hub",), ("saved",), ("generate",), ("analysis",),
-  ("main", "eval", "fit", "library", "play", "report", "serve", "sweep",
-   "watch", "zoo"),
+  ("report", "sweep"),
+  ("main", "eval", "fit", "library", "play", "serve", "watch", "zoo"),
   ("score",), ("__main__",),
 )  # fmt: skip
 

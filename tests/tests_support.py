@@ -30,6 +30,7 @@ SMOKE = {
   "loopformer": ("lm_loopformer", "smoke"),
   "looped": ("multihop_disco", "smoke,model.name=looped"),
   "melt": ("lm_melt", "smoke"),
+  "plt": ("lm_looped", "smoke,plt,model.window=4"),
   "ponderlm": ("multihop_disco", "smoke,model.name=ponderlm"),
   "recurrent": ("lm_recurrent", "smoke"), "sleep": ("automaton_sleep", "smoke"),
   "transformer": ("multihop_disco", "smoke,model.name=transformer"),
@@ -38,8 +39,8 @@ SMOKE = {
 }  # fmt: skip
 # Families by compilation time of a step, the shortest first.
 SIZES = (
-  "looped", "transformer", "ponderlm", "disco", "loopformer", "urm", "utm",
-  "trm", "hrm", "recurrent", "melt", "adaptive", "sleep",
+  "looped", "transformer", "plt", "ponderlm", "disco", "loopformer", "urm",
+  "utm", "trm", "hrm", "recurrent", "melt", "adaptive", "sleep",
 )  # fmt: skip
 
 

@@ -126,12 +126,12 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
 
 _OURO = {
   "width": 2048, "num_layers": 24, "num_heads": 16, "mlp": "swiglu",
-  "mlp_ratio": 2.75, "post_norm": True, "num_loops": 4, "tied": False,
+  "mlp_ratio": 2.75, "norm_order": "branch", "num_loops": 4, "tied": False,
   "exit_gate": "unused",
 }  # fmt: skip
 _QWEN = {
   **_OURO, "num_layers": 28, "num_loops": 1, "num_key_value_heads": 8,
-  "mlp_ratio": 3.0, "post_norm": False, "qk_norm": True, "tied": True,
+  "mlp_ratio": 3.0, "norm_order": "pre", "qk_norm": True, "tied": True,
   "exit_gate": "none",
 }  # fmt: skip
 

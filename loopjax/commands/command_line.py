@@ -7,9 +7,10 @@ import pathlib
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from loopjax import sections
 from loopjax.errors import STORAGE, Parser, UserError, local_path, similar
 
 _ENDING = threading.Lock()
@@ -34,6 +35,8 @@ class ConfigParser(Parser):
       prog: how the command is called.
       doc: what it does.
     """
+    # (options, the path that import=PATH names) -> the run that it stands for.
+    self.importer: Callable[[Any, str], str] = lambda _, where: where
     super().__init__(
       prog=prog,
       description=doc,
@@ -87,12 +90,27 @@ class ConfigParser(Parser):
         options.config = config_lib.config_of_run(place, options.workdir)
       else:
         options.config_name = presets.located(options.config)
+        options.config_name = _with_runs(options, self.importer)
         options.config = _load(options.config_name)
       for word in settings:
         key, equals, text = word.removeprefix(_SETTING).partition("=")
-        value = presets.assign(options.config, key, text if equals else None)
-        options.overrides[key] = value
+        given = text if equals else None
+        name, value = presets.assign(options.config, key, given)
+        options.overrides[name] = value
     return options
+
+
+def _with_runs(options: Any, importer: Callable[[Any, str], str]) -> str:
+  """options.config_name, in which runs take the place of imported folders."""
+  from loopjax.config import presets
+
+  path, colon, argument = options.config_name.partition(":")
+  parts = []
+  for part in sections.split(argument):
+    key, equals, where = part.partition("=")
+    is_import = equals and key == presets.IMPORT
+    parts.append(f"{key}={importer(options, where)}" if is_import else part)
+  return f"{path}{colon}{','.join(parts)}"
 
 
 def _load(config_name: str) -> Any:

@@ -11,6 +11,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
@@ -36,16 +37,16 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   state = jax.eval_shape(
     functools.partial(program_lib.fresh_state, settings, tx), jax.random.key(0)
   )
+  _, params = program_lib.abstract_model(settings)
   costs = settings.family.costs(
     settings.model, settings.spec, settings.eval_loops
   )
   by_token, by_row = program_lib.cache_bytes(settings)
   return {
     "config": settings.plain,
-    "parameters": _size(state.params),
-    "parameters_by_module": {
-      k: _size(v) for k, v in sorted(state.params.items())
-    },
+    "parameters": _size(params),
+    "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
+    **({"parameters_trained": _size(state.params)} if state.base else {}),
     "state_bytes": sum(
       leaf.size * leaf.dtype.itemsize
       for leaf in jax.tree.leaves(step.learned(state))
@@ -65,7 +66,7 @@ def page(described: Mapping[str, Any]) -> str:
   """What `describe` returns, as a page of 80 columns.
 
   FLOPs are of the first loop, of the trained number and of all that evaluation
-  runs.
+  runs. Settings of a family that has groups are shown by mechanism.
   """
   config = described["config"]
   flops = described["flops_per_example"]
@@ -90,19 +91,24 @@ def page(described: Mapping[str, Any]) -> str:
     "cache": ", ".join(cache),
     "teacher": "",
   }
+  if trained := described.get("parameters_trained"):
+    lines["parameters"] += f"; {trained:,} of pairs and others are trained"
   if teacher := described.get("teacher"):
     lines["teacher"] = f"{teacher['parameters']:,} parameters"
-  settings = {
-    section: ", ".join(f"{key}={value}" for key, value in values.items())
-    for section, values in config.items()
-    if values
-  }
+  settings: dict[str, str] = {}
+  for section, values in config.items():
+    groups = MODELS[values["name"]].groups if section == "model" else {}
+    grouped = {key for group in groups.values() for key in group}
+    first = [key for key in values if key not in grouped]
+    indented = {f"  {name}": keys for name, keys in groups.items()}
+    for name, keys in {section: first, **indented}.items():
+      settings[name] = ", ".join(f"{key}={values[key]}" for key in keys)
   return "\n".join(
     [
       *(_wrapped(name, text) for name, text in lines.items() if text),
       "",
       "settings (change one with --config.SECTION.KEY=VALUE):",
-      *(_wrapped(name, text) for name, text in settings.items()),
+      *(_wrapped(name, text) for name, text in settings.items() if text),
     ]
   )
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from loopjax import sharding
-from loopjax.config import settings
+from loopjax.config import renames, settings
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
@@ -44,11 +44,12 @@ SECTIONS: Mapping[str, Any] = {
 class Config(ml_collections.ConfigDict):
   """A config that remembers which settings the user set.
 
-  They are no part of its values: config.json lacks them.
+  They are no part of its values: config.json lacks them. `by_user` has the name
+  by which the user set each, which may be an old one.
   """
 
   def __init__(self, *args: Any, **kwargs: Any):
-    object.__setattr__(self, "by_user", set())
+    object.__setattr__(self, "by_user", {})
     super().__init__(*args, **kwargs)
 
   def __setstate__(self, state: dict[str, Any]) -> None:  # Of a deep copy.
@@ -105,28 +106,50 @@ def by_user(config: ml_collections.ConfigDict) -> frozenset[str]:
 
 def set_by_user(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> None:
+) -> dict[str, Any]:
   """`override` with the values of a user, who is told which have no effect.
 
   Where they make another setting moot, `resolve` resets that one.
+
+  Returns:
+    The values by present names.
+
+  Raises:
+    UserError: as in `override`, or the user set a setting by another name.
   """
-  override(config, values)
+  present = override(config, values)
   if isinstance(config, Config):
-    config.by_user.update(values)
+    for name, typed in zip(present, values, strict=True):
+      before = config.by_user.setdefault(name, typed)
+      if before != typed:
+        raise renames.twice(typed if before == name else before, name)
+  return present
 
 
 def override(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> None:
+) -> dict[str, Any]:
   """Sets "section.key" values in place.
 
   A new "model.name" or "task.name" replaces the section with the fields of that
-  family or task; fields that both have keep their values.
+  family or task; fields that both have keep their values. A line on standard
+  error says the present names of settings that have old ones.
+
+  Returns:
+    The values by present names, in order.
 
   Raises:
-    UserError: a key is unknown, or a value has the wrong type.
+    UserError: a key is unknown, a value has the wrong type, or a setting is set
+      by its old name and its present one.
   """
-  for key, value in values.items():
+  present: dict[str, Any] = {}
+  for typed, given in values.items():
+    family = config.model.name
+    renames.say(family, {typed: given})
+    ((key, value),) = renames.present(family, {typed: given}).items()
+    if key in present or (key != typed and key in values):
+      raise renames.twice(typed, key)
+    present[key] = value
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
       continue
@@ -139,6 +162,7 @@ def override(
       raise UserError(f"{key}={value!r} must be {wanted}") from error
     except (KeyError, AttributeError, ValueError) as error:
       raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
+  return present
 
 
 def check_key(key: str, known: Mapping[str, Any]) -> None:

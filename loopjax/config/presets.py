@@ -1,6 +1,6 @@
 """Presets: named variants of an experiment, and the argument after the colon.
 
---config=FILE:[preset][,change...][,section.key=value...]
+--config=FILE:[preset][,change...][,import=RUN][,section.key=value...]
 """
 
 import ast
@@ -16,6 +16,7 @@ import ml_collections
 import loopjax
 from loopjax import config as config_lib
 from loopjax import sections
+from loopjax.config import renames
 from loopjax.errors import UserError, similar
 
 # {"section": {"key": value}}.
@@ -23,6 +24,11 @@ Block = Mapping[str, Mapping[str, Any]]
 
 BASE = "paper"  # Applied first; the other presets override its values.
 DEFAULT = "tiny"
+IMPORT = "import"  # import=RUN: a trained model to start from.
+# What a text task has of the model that its texts are for.
+_VOCABULARY = (
+  "tokenizer", "end_token", "begin_token", "add_begin_token", "vocab_size",
+)  # fmt: skip
 
 
 def apply(
@@ -30,8 +36,12 @@ def apply(
   arg: str,
   presets: Mapping[str, Block],
   changes: Mapping[str, Block] | None = None,
+  source: str = "",
 ) -> ml_collections.ConfigDict:
   """Applies the paper's values, a preset, changes and overrides; then locks.
+
+  With import=RUN, the model, its tokenizer and vocabulary are those of a run,
+  and its parameters the first ones (`run.init_from`).
 
   Args:
     config: from `config.make`.
@@ -39,10 +49,11 @@ def apply(
     presets: values by preset name, including "tiny", the default. A toy task
       has no "paper".
     changes: values by name of a change, which may follow a preset.
+    source: RUN if the argument imports none; "" for no import.
 
   Raises:
     UserError: a preset, change or key is unknown, there are two presets or no
-      default, or a value has the wrong type.
+      default, or a value has the wrong type; or RUN has no language model.
   """
   changes = changes or {}
   chosen = preset_of(arg, presets)
@@ -51,8 +62,16 @@ def apply(
   config.lock()
   for name in (BASE, chosen):
     config_lib.override(config, sections.flatten(presets.get(name, {})))
-  for part in sections.split(arg):
+  parts = sections.split(arg)
+  imports = [part for part in parts if part.startswith(f"{IMPORT}=")]
+  if len(imports) > 1:
+    raise UserError(f"{' and '.join(imports)}: choose one")
+  for part in imports or ([f"{IMPORT}={source}"] if source else []):
+    _import(config, part)
+  for part in parts:
     key, equals, text = part.partition("=")
+    if key == IMPORT:
+      continue
     if equals:
       assign(config, key, text)
     elif part in changes:
@@ -64,6 +83,23 @@ def apply(
         f"unknown preset {part!r}; expected one of {there_are}{near}"
       )
   return config
+
+
+def _import(config: ml_collections.ConfigDict, label: str) -> None:
+  """Takes the model of "import=RUN" and its vocabulary into a config."""
+  where = label.partition("=")[2]
+  there = config_lib.config_of_run(pathlib.Path(where), label)
+  if not config.task.name == there.task.name == "text":
+    raise UserError(
+      f"{label}: both tasks must be 'text', but this config has"
+      f" task.name={config.task.name!r} and the run {there.task.name!r}"
+    )
+  # Chosen by the user: settings of the preset that do not fit give way.
+  chosen = {"model.name": there.model.name, "run.init_from": where}
+  config_lib.set_by_user(config, chosen)
+  task = {name: there.task[name] for name in _VOCABULARY}
+  values = {"model": dict(there.model), "task": task}
+  config_lib.override(config, sections.flatten(values))
 
 
 def preset_of(arg: str, presets: Iterable[str]) -> str:
@@ -154,27 +190,33 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 def assign(
   config: ml_collections.ConfigDict, key: str, text: str | None
-) -> Any:
-  """Sets a setting to what the user's text says; returns its new value.
+) -> tuple[str, Any]:
+  """Sets a setting to what the user's text says.
 
   Args:
     config: the config, which is changed.
     key: "section.key".
     text: a Python literal; true, false, 1 or 0 for a flag, which None sets.
 
+  Returns:
+    (the setting's present name, its value).
+
   Raises:
     UserError: as in `config.override`, or another setting has no text.
   """
   value: Any = text
-  before = sections.flatten(config).get(key)
+  known = sections.flatten(config)
+  before = known.get(key)
+  if renamed := renames.find(config.model.name, key):
+    before = next(iter(renamed.values), known[renamed.name])
   if isinstance(before, bool):
     value = True if text is None else _BOOLEANS.get(text.lower(), text)
   elif text is None:
-    config_lib.check_key(key, sections.flatten(config))
+    config_lib.check_key(renamed.name if renamed else key, known)
     raise UserError(f"--config.{key} needs a value")
   elif not isinstance(before, str):
     # Other text is not of the setting's type, which `override` says.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
-  config_lib.set_by_user(config, {key: value})
-  return sections.flatten(config)[key]
+  (name,) = config_lib.set_by_user(config, {key: value})
+  return name, sections.flatten(config)[name]

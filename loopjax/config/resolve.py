@@ -4,12 +4,15 @@ import dataclasses
 import math
 import pathlib
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
+import jax
 import ml_collections
+from flax import nnx
 
 from loopjax import checks
+from loopjax.config import renames
 from loopjax.config.overrides import (
   NAMES,
   SECTIONS,
@@ -24,8 +27,8 @@ from loopjax.data import TASKS
 from loopjax.errors import Mistakes, Moot, UserError
 from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
-from loopjax.nn import remat
-from loopjax.optim import chain
+from loopjax.nn import lora, remat
+from loopjax.optim import chain, parameters
 from loopjax.protocols import Dataclass
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -63,18 +66,18 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   return settings
 
 
-def _resets(moot: Iterable[Moot], chosen: Collection[str]) -> list[Moot]:
+def _resets(moot: Iterable[Moot], chosen: Set[str]) -> list[Moot]:
   """The moot settings that the user did not choose, but their causes.
 
   A family or task that the user chose is a cause of all that its section has.
+  Where a chosen setting is a cause, the others are not said to be.
   """
   found = {}
   for one in moot:
     names = [f"{setting.partition('.')[0]}.name" for setting in one.because]
-    if one.setting not in chosen and not {*one.because, *names}.isdisjoint(
-      chosen
-    ):
-      found[one.setting] = one
+    causes = tuple(name for name in one.because if name in chosen)
+    if one.setting not in chosen and (causes or not chosen.isdisjoint(names)):
+      found[one.setting] = one._replace(because=causes or one.because)
   return list(found.values())
 
 
@@ -113,7 +116,7 @@ def _checked(config: ml_collections.ConfigDict) -> Settings:
   for check in (
     _check_intervals,
     _check_schedules,
-    _check_gate_rate,
+    _check_trained,
     _check_depths,
     _check_teacher,
   ):
@@ -145,11 +148,11 @@ def record(section: str, values: dict[str, Any]) -> Dataclass:
     return names[name].Config(**values)
   record = SECTIONS[section](**values)
   if isinstance(record, LoopOptions):
-    # The third kind, "while", has no reverse-mode gradient.
+    # The third way, "while", has no reverse-mode gradient.
     checks.one_of(
       "loop",
       record,
-      kind=("scan", "unroll"),
+      execution=("scan", "unroll"),
       remat=("auto", *remat.POLICIES),
       kernels=KERNELS,
     )
@@ -186,16 +189,41 @@ def _check_schedules(settings: Settings) -> None:
     settings.family.check_schedule(settings.model, num_steps)
 
 
-def _check_gate_rate(settings: Settings) -> None:
-  """Raises UserError for a factor that no parameter of the model has."""
-  rate, has_gate_rate = settings.optim.gate_rate, settings.family.has_gate_rate
-  if rate != 1 and not (has_gate_rate and has_gate_rate(settings.model)):
-    causes = [x for x in ("name", "gate") if x in settings.plain["model"]]
-    raise UserError(
-      f"optim.gate_rate={rate} has no effect: the model has no gates of MELT"
-      " that are trained",
-      (Moot("optim.gate_rate", 1.0, tuple(f"model.{x}" for x in causes)),),
+def _check_trained(settings: Settings) -> None:
+  """Raises UserError for patterns of section optim that match no parameter."""
+  rates, how = settings.optim.rates, settings.optim.adaptation
+  if not rates and not how:
+    return
+  try:
+    params = _parameters(settings)
+  except UserError:
+    return  # What builds the model says so.
+  if how:
+    key = jax.random.key(0)
+    _, params = jax.eval_shape(lambda x: lora.split(x, how, key), params)
+  unused = parameters.without_parameter(rates, params)
+  if unused:
+    kept = tuple(one for one in rates if one not in unused)
+    causes = (
+      *(f"model.{x}" for x in settings.plain["model"]),
+      "optim.lora_rank",
     )
+    raise UserError(
+      f"optim.rates: {unused[0]!r} applies to no parameter of this model",
+      (Moot("optim.rates", kept, causes),),
+    )
+
+
+def _parameters(settings: Settings) -> Any:
+  """The model's parameters, abstract, as a nested dict."""
+
+  def make() -> Any:
+    rngs = nnx.Rngs(params=jax.random.key(0))
+    return settings.family.Model(
+      settings.model, settings.spec, settings.loop, rngs=rngs
+    )
+
+  return nnx.to_pure_dict(nnx.state(nnx.eval_shape(make)))
 
 
 def _check_teacher(settings: Settings) -> None:
@@ -269,9 +297,12 @@ def config_of_run(
       )
     for section, names in NAMES.items():
       names.register_recorded(there[section])
-    config = make(there["model"]["name"], there["task"]["name"])
+    model = there["model"]["name"]
+    config = make(model, there["task"]["name"])
     config.lock()
-    override(config, flatten(there))
+    if not str(workdir).startswith(zoo.PREFIX):  # Its files are not a user's.
+      renames.say(model, flatten(there), str(path))
+    override(config, flatten(renames.of_config(there)))
     return config
   except UserError as error:
     raise UserError(f"{label}: {error}") from error

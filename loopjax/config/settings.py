@@ -108,8 +108,8 @@ class Eval:
     num_examples: number of examples of an evaluation during training, rounded
       up to whole batches; 0 for all.
     num_loops: number of loops; 0 for the trained number.
-    loop_kind: "scan" or "while", which stops when every token has halted, in
-      models that halt.
+    execution: how the loop is executed: "scan", or "while", which stops when
+      every token has halted, in models that halt.
     split: the split that --mode=eval scores: "test", or "validation" for model
       selection.
     checkpoint: the checkpoint that --mode=eval reads: "newest", "best" by
@@ -123,7 +123,7 @@ class Eval:
   batch_size: int = 256
   num_examples: int = 0
   num_loops: int = 0
-  loop_kind: str = "scan"
+  execution: str = "scan"
   split: str = "test"
   checkpoint: str = "newest"
   depth_factor: int = 4
@@ -132,7 +132,7 @@ class Eval:
   def __post_init__(self) -> None:
     checks.plain_values("eval", self)
     checks.one_of(
-      "eval", self, loop_kind=("scan", "while"), split=("validation", "test")
+      "eval", self, execution=("scan", "while"), split=("validation", "test")
     )
     checks.at_least(
       "eval",

@@ -94,7 +94,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state
   arguments = {
-    "parameters": _chip_bytes(state.params),
+    "parameters": _chip_bytes((state.params, state.base)),
     "EMA": _chip_bytes(state.ema),
     "optimizer": _chip_bytes(state.opt_state),
     "batch": _chip_bytes(batches),

@@ -31,7 +31,7 @@ from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint, integrity, quantized, restore
 
-DIRECTORY = "hub"  # Subdirectory of an imported work directory.
+DIRECTORY = workdir_lib.HUB
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
 # From the dtype of parameters to `model.precision`.
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16_params"}
@@ -72,6 +72,12 @@ class Imported(NamedTuple):
   config: ml_collections.ConfigDict
   settings: config_lib.Settings
   params: Any
+
+
+def is_folder(path: pathlib.Path) -> bool:
+  """Whether a path is a folder of the Hub, not a run."""
+  config = path / "config.json"
+  return config.is_file() and "model_type" in workdir_lib.read_json(config)
 
 
 def read_folder(

@@ -94,7 +94,7 @@ def _config(model: recurrent.Config, vocab_size: int) -> dict[str, Any]:
   """Entries of config.json."""
   require(
     model, mlp="swiglu", norm_order="sum", injection="linear", qk_norm=False,
-    value_bias=False, prelude_norm=False, exit_norm="coda", state="normal",
+    value_bias=False, prelude_norm=False, loop_norm="coda", state="normal",
     update="replace",
   )  # fmt: skip
   shape, width = model.block_shape(), model.width

@@ -1,9 +1,13 @@
-"""Architectures of Llama's kind, once or looped: Ouro, Nanbeige 4.2, Qwen, ...
+"""Architectures of Llama's kind, once or looped: Ouro, IQuest-Coder, Qwen, ...
 
 Facts of Nanbeige 4.2: its published modeling_nanbeige.py applies all layers and
 `model.norm` in every loop, or the norm after the last loop only, with
 `skip_loop_final_norm`. Its other settings (n-gram embeddings, attention to
 depth, hyper-connections) are off in the published models.
+
+IQuest-Coder's models with loops (`iquestloopcoder`): its published
+configuration_iquestloopcoder.py has the defaults; the tensors are Llama's and a
+gate per layer, whose loops share the first one's keys and values.
 """
 
 from collections.abc import Mapping
@@ -11,7 +15,7 @@ from typing import Any
 
 from loopjax.errors import UserError
 from loopjax.hub.layout import Layout, Row, mlp_ratio, need, require, stacked
-from loopjax.models import looped
+from loopjax.models import looped, plt
 
 _BLOCK = (
   Row("attention_norm/scale", "input_layernorm.weight"),
@@ -46,6 +50,10 @@ _AROUND = (
 _GATE = (
   Row("exit_gate/kernel", "model.early_exit_gate.weight", True),
   Row("exit_gate/bias", "model.early_exit_gate.bias"),
+)
+_WINDOW_GATES = (
+  Row("window_gates/weight", "model.gate_projections.{}.weight"),
+  Row("window_gates/bias", "model.gate_projections.{}.bias"),
 )
 _FIXED = {
   "hidden_act": "silu",
@@ -90,6 +98,21 @@ _QWEN2 = {
   "max_position_embeddings": 32_768,
 }
 _QWEN3 = {**_QWEN2, "head_dim": 128}
+_IQUEST = {
+  "vocab_size": 76_800,
+  "hidden_size": 5120,
+  "intermediate_size": 27_648,
+  "num_hidden_layers": 80,
+  "num_attention_heads": 40,
+  "num_key_value_heads": 8,
+  "head_dim": 128,
+  "max_position_embeddings": 8192,
+  "rms_norm_eps": 1e-5,
+  "rope_theta": 500_000.0,
+  "tie_word_embeddings": False,
+  "loop_num": 2,
+  "loop_window_size": 64,
+}
 _NANBEIGE = {
   "loop_loss_weights": [],
   "qk_layernorm": False,
@@ -102,18 +125,18 @@ _NANBEIGE = {
   "enable_mhc": False,
   "enable_depth_attention": False,
 }
-# Settings of the family `looped` of blocks without any additions.
-_PLAIN = {
-  "post_norm": False,
+# Settings of blocks without any additions, and of the family `looped`.
+_BLOCKS = {
+  "norm_order": "pre",
   "qk_norm": False,
   "qk_bias": False,
   "value_bias": False,
-  "exit_gate": "none",
 }
+_PLAIN = {**_BLOCKS, "exit_gate": "none"}
 
 
 def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-  """Settings of `models.looped`: those of all layouts, and a layout's own."""
+  """Settings of the family: those of all layouts, and a layout's own."""
   kinds = config.get("layer_types")
   if kinds is not None and (
     not isinstance(kinds, list) or any(x != "full_attention" for x in kinds)
@@ -180,7 +203,7 @@ def _scaling(name: str, rope: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _config(
-  model: looped.Config, vocab_size: int, own: Mapping[str, Any]
+  model: looped.Config | plt.Config, vocab_size: int, own: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Entries of config.json: those of all layouts, and a layout's own."""
   require(model, mlp="swiglu")
@@ -257,13 +280,13 @@ def _layout(
 def _ouro(config: Mapping[str, Any]) -> dict[str, Any]:
   loops = need(config, "total_ut_steps", int)
   gate = "joint" if loops > 1 else "unused"
-  own = {"post_norm": True, "num_loops": loops, "exit_gate": gate}
+  own = {"norm_order": "branch", "num_loops": loops, "exit_gate": gate}
   return _settings(config, own)
 
 
 def _as_ouro(config: looped.Config, vocab_size: int) -> dict[str, Any]:
   require(
-    config, post_norm=True, qk_norm=False, qk_bias=False, value_bias=False,
+    config, norm_order="branch", qk_norm=False, qk_bias=False, value_bias=False,
     loop_norm="per_loop",
   )  # fmt: skip
   if config.exit_gate == "none":
@@ -290,6 +313,22 @@ def _as_nanbeige(config: looped.Config, vocab_size: int) -> dict[str, Any]:
   return _config(config, vocab_size, own)
 
 
+def _iquest(config: Mapping[str, Any]) -> dict[str, Any]:
+  own = {
+    **_BLOCKS,
+    "loop_norm": "final_only",
+    "num_loops": need(config, "loop_num", int),
+    "window": need(config, "loop_window_size", int),
+  }
+  return _settings(config, own)
+
+
+def _as_iquest(config: plt.Config, vocab_size: int) -> dict[str, Any]:
+  require(config, **_BLOCKS, loop_norm="final_only")
+  own = {"loop_num": config.num_loops, "loop_window_size": config.window}
+  return _config(config, vocab_size, own)
+
+
 LAYOUTS: Mapping[str, Layout] = {
   "ouro": _layout(
     "OuroForCausalLM",
@@ -302,6 +341,14 @@ LAYOUTS: Mapping[str, Layout] = {
   "nanbeige": _layout(
     "NanbeigeForCausalLM", (), {**_FIXED, **_NANBEIGE}, _nanbeige, _as_nanbeige
   ),
+  "iquestloopcoder": _layout(
+    "IQuestLoopCoderForCausalLM",
+    (),
+    _FIXED,
+    _iquest,
+    _as_iquest,
+    around=(*_AROUND, *_WINDOW_GATES),
+  )._replace(family="plt", defaults=_IQUEST),
   "qwen3": _once(
     "Qwen3ForCausalLM", _HEAD_NORMS, qk_norm=True, defaults=_QWEN3
   ),

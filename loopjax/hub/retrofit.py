@@ -31,7 +31,7 @@ _TRANSFORMER = {
   "injection": "none",
   "state": "input",
   "prelude_norm": False,
-  "exit_norm": "none",
+  "loop_norm": "final_only",
   "update": "replace",
 }
 
@@ -189,10 +189,9 @@ def _set_loop(
 ) -> config_lib.Settings:
   """Changes a config to the looped model's; returns its settings."""
   model = config.model
-  order = "branch" if model.get("post_norm") else "pre"
   values = {
     **_TRANSFORMER,
-    "norm_order": model.get("norm_order", order),
+    "norm_order": model.norm_order,
     "num_prelude": start,
     "num_layers": end - start,
     "num_coda": num_layers - end,

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
-import optax
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -37,7 +36,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
     UserError: there is no such model, or it cannot be read.
   """
   folder = local_path(str(where))
-  if text.is_hub_folder(folder):
+  if convert.is_folder(folder):
     if checkpoint is not None:
       raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
     _, settings, params = convert.read_folder(folder)
@@ -67,8 +66,7 @@ def build(
   """
   config = _config(model, task, settings)
   resolved = config_lib.resolve(config)
-  tx = optax.identity()
-  params = fresh.fresh_state(resolved, tx, jax.random.key(seed)).params
+  params = fresh.fresh_params(resolved, jax.random.key(seed))
   graphdef, _ = program_lib.abstract_model(resolved)
   return Model(params, graphdef, About(resolved))
 

@@ -16,7 +16,6 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.hub import convert
 from loopjax.library import checked
-from loopjax.run import workdir as workdir_lib
 from loopjax.saved import language_model as language_model_lib
 
 _SLOTS = 8  # Texts that are generated at once.
@@ -93,15 +92,9 @@ def _generator(
   )
 
 
-def is_hub_folder(folder: pathlib.Path) -> bool:
-  """Whether a folder has the layout of the Hugging Face Hub."""
-  path = folder / "config.json"
-  return path.is_file() and "model_type" in workdir_lib.read_json(path)
-
-
 def hub_files(model: Any) -> pathlib.Path | None:
   """Where tokenizer and config of a model of the Hub are; None if built."""
   folder = model.about.folder
-  if folder is None or is_hub_folder(folder):
+  if folder is None or convert.is_folder(folder):
     return folder
   return folder / convert.DIRECTORY

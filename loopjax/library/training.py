@@ -18,6 +18,7 @@ from loopjax import config as config_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.library import checked
+from loopjax.nn import lora
 from loopjax.optim import chain
 from loopjax.program import fresh, step
 from loopjax.run import machine
@@ -61,8 +62,10 @@ def fit(
     loss or objective(settings),
     tx,
     settings.family.init_carried is not None,
+    settings.optim.adaptation,
   )
   state = init(model.params, jax.random.key(seed), carried)
+  alpha = settings.optim.lora_alpha
   progress = _Progress(steps)
   batch, kept = first, []
   for number in range(1, steps + 1):
@@ -73,12 +76,13 @@ def fit(
     if number % every == 0 or number == steps:
       _check_finite(state.bad)
       means, kept = _means(kept), []
-      now = dataclasses.replace(model, params=state.params)
+      params = step.scored_params(state, alpha)
+      now = dataclasses.replace(model, params=params)
       if on_log and on_log(number, means, _copied(now)):
         break
     if number < steps:
       batch = checked.batch(settings, _next(batches, number, steps), first)
-  return dataclasses.replace(model, params=state.params)
+  return dataclasses.replace(model, params=step.scored_params(state, alpha))
 
 
 def objective(settings: config_lib.Settings) -> Loss:
@@ -116,13 +120,14 @@ def _jitted(
   loss: Loss,
   tx: optax.GradientTransformation,
   carries: bool,
+  how: lora.Adaptation | None,
 ) -> tuple[Any, Any]:
   """The functions (params, key, carried) -> state, and the train step."""
 
   @jax.jit  # So that no two of its arrays share a buffer: steps consume them.
   def init(params: Any, key: Array, carried: Carried) -> step.TrainState:
     params, carried = jax.tree.map(jnp.copy, (params, carried))
-    return step.init_state(params, tx, key, False, carried)
+    return step.init_state(params, tx, key, False, carried, how)
 
   run = functools.partial(
     step.train_step,
@@ -133,6 +138,7 @@ def _jitted(
     ema_decay=0.0,
     num_microbatches=1,
     max_bad_steps=1,
+    alpha=how.alpha if how else 1.0,
   )
   return init, jax.jit(run, donate_argnums=0)
 

@@ -27,6 +27,7 @@ MODELS = Registry(
     "loopformer": "loopjax.models.loopformer",
     "looped": "loopjax.models.looped",
     "melt": "loopjax.models.melt",
+    "plt": "loopjax.models.plt",
     "ponderlm": "loopjax.models.ponderlm",
     "recurrent": "loopjax.models.recurrent",
     "sleep": "loopjax.models.sleep",

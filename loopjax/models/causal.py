@@ -34,6 +34,8 @@ from loopjax.types import (
 )
 
 Carry = tuple[Array, Cache | None]  # The residual stream, and the cache.
+# The final norm: also after every loop, or only before the read-out.
+LOOP_NORMS = ("per_loop", "final_only")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +43,20 @@ class Config(stack.StackConfig):
   """The settings of a stack and of its loops; configs of families extend it.
 
   Attributes:
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741).
+    norm_order: RMS norms of a block, "pre" or "branch", see
+      `stack.NORM_ORDERS`.
     num_loops: K, number of loops in training.
     dropout: dropout rate on embeddings and on the outputs of attention and MLP,
       in training.
   """
 
-  post_norm: bool = False
+  norm_order: str = "pre"
   num_loops: int = 2
   dropout: float = 0.0
 
   def __post_init__(self) -> None:
     super().__post_init__()
+    checks.one_of("model", self, norm_order=stack.INNER_NORMS)
     checks.at_least("model", self, num_loops=1)
 
 
@@ -165,7 +168,7 @@ def begin(
     valid=valid,
     scaling=getattr(config, "rope_scaling", ()),
   )
-  return Call(num_loops, kind or model.options.kind, metadata, keys)
+  return Call(num_loops, kind or model.options.execution, metadata, keys)
 
 
 def embed(model: Any, inputs: Array, keys: Array | None) -> Array:

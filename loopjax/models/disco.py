@@ -72,7 +72,7 @@ class Config(causal.Config):
     checks.one_of(
       "model",
       self,
-      loop_norm=("per_loop", "final_only"),
+      loop_norm=causal.LOOP_NORMS,
       gate=GATES,
       decode_gradient=channel.GRADIENTS,
     )

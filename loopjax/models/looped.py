@@ -82,7 +82,7 @@ class Config(causal.Config):
     checks.one_of(
       "model",
       self,
-      loop_norm=("per_loop", "final_only"),
+      loop_norm=causal.LOOP_NORMS,
       exit_gate=EXIT_GATES,
     )
     checks.at_least(

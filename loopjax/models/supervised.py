@@ -131,7 +131,7 @@ def run(
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
   num_loops = num_loops or model.config.num_loops
-  kind = kind or model.options.kind
+  kind = kind or model.options.execution
   x = model.ends.embed(inputs)
   of_distribution = token_losses.DISTRIBUTIONS[model.config.token_loss]
 
@@ -199,7 +199,7 @@ def loss(
     segments that rows have run on their example.
   """
   del step, teacher  # No schedule, no teacher.
-  config, kind = model.config, _inner(model.options.kind)
+  config, kind = model.config, _inner(model.options.execution)
   carried = batch["carried"].by_example
   fresh = start(config.num_states, carried.state[0].shape)
   rows = supervision.refilled(carried, batch, fresh)

@@ -49,7 +49,7 @@ class Config(causal.Config):
     checks.one_of(
       "model",
       self,
-      loop_norm=("per_loop", "final_only"),
+      loop_norm=causal.LOOP_NORMS,
     )
     checks.at_least("model", self, num_loops=1)
 

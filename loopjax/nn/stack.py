@@ -24,6 +24,13 @@ from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, Array, Precision
 
+# The RMS norms of a block: "pre": of the inputs of attention and MLP; "branch":
+# also of their outputs (Ouro, arXiv 2510.25741); "sum": also of the sums of the
+# residual stream and their outputs (Huginn, arXiv 2502.05171), which bounds the
+# state.
+INNER_NORMS = ("pre", "branch")  # The residual stream itself has none.
+NORM_ORDERS = (*INNER_NORMS, "sum")
+
 
 @dataclasses.dataclass(frozen=True)
 class StackConfig:
@@ -80,7 +87,7 @@ def block_shape(
   norm_epsilon: float = 1e-6,
   mlp: str,
   mlp_ratio: float,
-  post_norm: bool = False,
+  norm_order: str = "pre",
   dropout: float = 0.0,
   init_std: float,
 ) -> Shape:
@@ -97,7 +104,7 @@ def block_shape(
     norm_epsilon: added to the mean square in every norm.
     mlp: a key of `mlp.MLPS`.
     mlp_ratio: F = floor(mlp_ratio D).
-    post_norm: whether the outputs of attention and MLP have a norm too.
+    norm_order: one of `NORM_ORDERS`.
     dropout: dropout rate on the outputs of attention and MLP, in training.
     init_std: standard deviation of the initial values of every matrix.
 
@@ -113,7 +120,8 @@ def block_shape(
     mlp_width=shape_lib.mlp_width(width, mlp_ratio),
     mlp=mlp,
     norm=rms_norm,
-    post_norm=rms_norm if post_norm else norm.identity,
+    post_norm=norm.identity if norm_order == "pre" else rms_norm,
+    norm_sum=norm_order == "sum",
     qk_norm=rms_norm if qk_norm else norm.identity,
     qk_bias=qk_bias,
     value_bias=value_bias,

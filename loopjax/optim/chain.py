@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from loopjax import checks
-from loopjax.errors import UserError
+from loopjax.errors import Moot, UserError
+from loopjax.nn import lora
 from loopjax.optim import muon, parameters
 
 
@@ -41,11 +42,19 @@ class Config:
       "matrices", only kernels of linear maps and taps of convolutions; or
       "tables", matrices and embeddings (GPT-2 in common code).
     clip_norm: gradients are scaled down to this global norm; 0 for none.
-    gate_rate: factor of the learning rate, for the gates of MELT.
+    rates: "pattern=factor" each, as ("embedding=0.1", "/bias$=2"): the factor
+      of the learning rate, and with it of the decay, of all parameters whose
+      path the regular expression matches; the first match applies.
     ema_decay: maximum decay of the parameter average used for evaluation; the
       decay at step t is at most (1 + t) / (10 + t). 0 for no average.
     frozen: regular expression of parameters that are not trained; "" for none.
       Parameters unused by the loss need not match.
+    lora_rank: rank of LoRA's pairs (`nn.lora`): only they are trained, averaged
+      and have optimizer state, by AdamW; 0 trains all parameters.
+    lora_alpha: a pair's product is multiplied by lora_alpha / lora_rank.
+    lora_targets: regular expression of the kernels and embeddings with a pair.
+    lora_whole: regular expression of parameters that are trained themselves
+      beside the pairs, such as a new gate; "" for none.
   """
 
   name: str = "adamw"
@@ -63,9 +72,13 @@ class Config:
   weight_decay: float = 0.01
   decay: str = "all"
   clip_norm: float = 1.0
-  gate_rate: float = 1.0
+  rates: tuple[str, ...] = ()
   ema_decay: float = 0.999
   frozen: str = ""
+  lora_rank: int = 0
+  lora_alpha: float = 16.0
+  lora_targets: str = "(attention|mlp)/[a-z]+/kernel"
+  lora_whole: str = ""
 
   def __post_init__(self) -> None:
     checks.plain_values("optim", self)
@@ -83,8 +96,9 @@ class Config:
       weight_decay=0,
       clip_norm=0,
       final_learning_rate=0,
+      lora_rank=0,
     )
-    for field in ("learning_rate", "muon_learning_rate", "eps", "gate_rate"):
+    for field in ("learning_rate", "muon_learning_rate", "eps", "lora_alpha"):
       if not getattr(self, field) > 0:
         raise UserError(f"optim.{field}={getattr(self, field)} must be > 0")
     for field in ("b1", "b2", "muon_momentum", "ema_decay"):
@@ -96,10 +110,14 @@ class Config:
       raise UserError(
         f"optim.cooldown_fraction={self.cooldown_fraction} must be in (0, 1]"
       )
-    try:
-      re.compile(self.frozen)
-    except re.error as error:
-      raise UserError(f"optim.frozen={self.frozen!r}: {error}") from error
+    for field in ("frozen", "lora_targets", "lora_whole"):
+      try:
+        re.compile(getattr(self, field))
+      except re.error as error:
+        raise UserError(
+          f"optim.{field}={getattr(self, field)!r}: {error}"
+        ) from error
+    parameters.parsed_rates(self.rates)  # Checks them.
     whole = all(type(step) is int and step > 0 for step in self.warm_again)
     if not whole or [*self.warm_again] != sorted(set(self.warm_again)):
       raise UserError(
@@ -113,6 +131,7 @@ class Config:
   def _check_effects(self) -> None:
     """Raises UserError for a setting that another one makes ineffective."""
     for field, value, idle in (
+      ("lora_rank", 0, ("lora_alpha", "lora_targets", "lora_whole")),
       ("name", "adamw", ("muon_learning_rate", "muon_momentum")),
       ("schedule", "constant", ("final_learning_rate", "cooldown_fraction")),
       ("schedule", "cosine", ("cooldown_fraction",)),
@@ -120,6 +139,25 @@ class Config:
     ):
       if getattr(self, field) == value:
         checks.without_effect("optim", self, field, *idle)
+    if self.lora_rank and self.name != "adamw":
+      raise UserError(
+        f"optim.name={self.name!r}: optim.lora_rank={self.lora_rank} needs"
+        " 'adamw', which trains the pairs",
+        (Moot("optim.name", "adamw", ("optim.lora_rank",)),),
+      )
+
+  @property
+  def adaptation(self) -> lora.Adaptation | None:
+    """What is trained beside frozen parameters; None if all are trained."""
+    if not self.lora_rank:
+      return None
+    return lora.Adaptation(
+      self.lora_rank,
+      self.lora_alpha,
+      self.lora_targets,
+      self.lora_whole,
+      self.frozen,
+    )
 
 
 def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
@@ -186,7 +224,7 @@ def frozen_mask(params: Any, pattern: str) -> Any:
     UserError: the pattern matches no parameter, or all.
   """
   mask = jax.tree_util.tree_map_with_path(
-    lambda path, _: bool(re.search(pattern, _name(path))), params
+    lambda path, _: bool(re.search(pattern, parameters.name_of(path))), params
   )
   found = jax.tree.leaves(mask)
   if not any(found):
@@ -194,10 +232,6 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   if all(found):
     raise UserError(f"optim.frozen={pattern!r} freezes all parameters")
   return mask
-
-
-def _name(path: Any) -> str:
-  return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def make_optimizer(
@@ -230,10 +264,9 @@ def make_optimizer(
     if config.clip_norm
     else optax.identity()
   )
-  rates = {"gate_rate": config.gate_rate}
-  tx = optax.chain(clip, tx, parameters.scale_by_rate(rates))
-  if not config.frozen:
-    return tx
+  tx = optax.chain(clip, tx, parameters.scale_by_rate(config.rates))
+  if not config.frozen or config.adaptation:
+    return tx  # `lora.split` sets frozen parameters apart.
   # Both are needed: without the first, frozen gradients would count in the
   # norm; without the last, frozen parameters would decay.
   freeze = optax.masked(

@@ -7,8 +7,8 @@ dimension.
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,15 +34,12 @@ class Row:
       split first.
     decay: the narrowest `optim.decay` that includes these parameters, one of
       DECAYS.
-    rate: setting in section optim that multiplies the learning rate; "" for
-      none.
   """
 
   pattern: str
   split: P
   optimizer: str
   decay: str
-  rate: str = ""
 
 
 # The first row whose pattern matches applies.
@@ -68,10 +65,12 @@ TABLE = (
   Row("(decay|write)/kernel", P(("fsdp", "tensor"), None), "adamw", "matrices"),
   Row("A_log|dt_bias", P(), "adamw", "all"),
   Row("gate/(weight|bias)", P(), "adamw", "all"),
+  # Of loops that share the first one's keys and values, one per head.
+  Row("window_gates/(weight|bias)", P(), "adamw", "all"),
   # MELT's gates per feature or per token, new parameters in a trained model.
   Row("latent_gates/(input|latent)/kernel", P(("fsdp", "tensor"), None),
-      "adamw", "matrices", rate="gate_rate"),
-  Row("latent_gates/bias", P(), "adamw", "all", rate="gate_rate"),
+      "adamw", "matrices"),
+  Row("latent_gates/bias", P(), "adamw", "all"),
   # Recurrent depth: the injected input, and its weight per feature.
   Row("adapter/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("input_map/kernel", P("fsdp", "tensor"), "adamw", "all"),
@@ -99,6 +98,9 @@ TABLE = (
     "([a-z_]+_)?norm/(scale|gain|bias)", P(("fsdp", "tensor")), "adamw", "all"
   ),
   Row("([a-z_]+_)?norm/(alpha|shift)", P(), "adamw", "all"),
+  # Pairs of `nn.lora`.
+  Row("(kernel|embedding)/A", P(("fsdp", "tensor"), None), "adamw", "matrices"),
+  Row("(kernel|embedding)/B", P(None, ("fsdp", "tensor")), "adamw", "matrices"),
 )  # fmt: skip
 
 
@@ -114,7 +116,7 @@ def rows(params: Any) -> Any:
   """
 
   def row(path, leaf) -> Row:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = name_of(path)
     for row in TABLE:
       if re.search(f"(^|/)({row.pattern})$", name):
         if leaf.ndim < len(row.split):
@@ -144,32 +146,81 @@ def decay_mask(params: Any, decay: str) -> Any:
   return jax.tree.map(lambda row: row.decay in applied, rows(params))
 
 
-def scale_by_rate(rates: Mapping[str, float]) -> optax.GradientTransformation:
-  """Multiplies updates by the rates that their rows name, if these are not 1.
-
-  Args:
-    rates: rates by name of the setting in section optim.
+def parsed_rates(rates: tuple[str, ...]) -> list[tuple[str, float]]:
+  """(pattern, factor) of every "pattern=factor" of `optim.rates`.
 
   Raises:
-    UserError: from `init`, if no parameter has one of the rates.
+    UserError: one is not of this form, or its factor is not positive.
   """
-  rates = {name: rate for name, rate in rates.items() if rate != 1}
+  found = []
+  for text in rates:
+    pattern, equals, number = str(text).rpartition("=")
+    try:
+      re.compile(pattern)
+      factor = float(number)
+    except (re.error, ValueError) as error:
+      raise UserError(f"optim.rates: {text!r}: {error}") from error
+    if not (equals and pattern and 0 < factor < math.inf):
+      raise UserError(
+        f"optim.rates: {text!r} is not 'pattern=factor' with a factor > 0"
+      )
+    found.append((pattern, factor))
+  return found
+
+
+def without_parameter(rates: tuple[str, ...], params: Any) -> list[str]:
+  """Those of `optim.rates` that no parameter has: "pattern=factor".
+
+  The first pattern that matches a parameter's path is the parameter's.
+  """
+  used = {_first(rates, name) for name in _names(params)}
+  return [text for at, text in enumerate(rates) if at not in used]
+
+
+def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
+  """Multiplies the updates by the factors of `optim.rates`.
+
+  Args:
+    rates: "pattern=factor" each.
+
+  Raises:
+    UserError: from `init`, if a pattern applies to no parameter.
+  """
+  factors = [factor for _, factor in parsed_rates(rates)]
 
   def init(params: Any) -> optax.EmptyState:
-    there_are = {row.rate for row in jax.tree.leaves(rows(params))}
-    for name, rate in rates.items():
-      # `optax.tree.map_params` calls this without parameters.
-      if there_are and name not in there_are:
-        raise UserError(f"optim.{name}={rate}: no parameter uses this rate")
+    unused = without_parameter(rates, params)
+    # `optax.tree.map_params` calls this without parameters.
+    if unused and jax.tree.leaves(params):
+      raise UserError(f"optim.rates: {unused[0]!r} applies to no parameter")
     return optax.EmptyState()
 
   def scale(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
-    scaled = jax.tree.map(
-      lambda x, row: rates[row.rate] * x if row.rate in rates else x,
-      updates,
-      rows(updates),
-    )
-    return scaled, state
+    leaves, structure = jax.tree.flatten(updates)
+    found = [_first(rates, name) for name in _names(updates)]
+    scaled = [
+      x if at is None else factors[at] * x
+      for x, at in zip(leaves, found, strict=True)
+    ]
+    return jax.tree.unflatten(structure, scaled), state
 
   return optax.GradientTransformation(init, scale)
+
+
+def _first(rates: tuple[str, ...], name: str) -> int | None:
+  """The position of the first pattern that matches a path."""
+  patterns = (pattern for pattern, _ in parsed_rates(rates))
+  found = (at for at, one in enumerate(patterns) if re.search(one, name))
+  return next(found, None)
+
+
+def name_of(path: Any) -> str:
+  """A path of `jax.tree_util` as text, "layers/mlp/gate/kernel"."""
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _names(params: Any) -> list[str]:
+  """The paths of parameters, in jax.tree order."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return [name_of(path) for path, _ in leaves]

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.errors import UserError
+from loopjax.nn import lora
 from loopjax.optim import chain
 from loopjax.program import gradients, room, step
 from loopjax.program.fresh import abstract_model, fresh_state
@@ -55,6 +56,8 @@ class Program(NamedTuple):
       run.debug_nans, which may reuse it.
     uncompiled: `train` before compilation.
     abstract_state: shapes, dtypes and shardings of the train state.
+    abstract_params: the same for the model's parameters, those of the state
+      unless it has pairs of `nn.lora`.
     abstract_teacher: the same for the teacher's parameters; {} without a
       teacher.
     teacher: settings of the teacher's run; None without a teacher.
@@ -69,8 +72,13 @@ class Program(NamedTuple):
   train: Any
   uncompiled: Any
   abstract_state: step.TrainState
+  abstract_params: Any
   abstract_teacher: Any
   teacher: config_lib.Settings | None
+
+  def scored_params(self, state: step.TrainState) -> Any:
+    """The model's parameters to evaluate, see `step.scored_params`."""
+    return step.scored_params(state, self.settings.optim.lora_alpha)
 
 
 def make_program(
@@ -103,7 +111,7 @@ def make_program(
   )
   sharding.check_batch_size(mesh, settings.eval.batch_size, "eval.batch_size")
   family = settings.family
-  graphdef, _ = abstract_model(settings)
+  graphdef, model_params = abstract_model(settings)
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
 
   init = functools.partial(fresh_state, settings, tx)
@@ -111,7 +119,9 @@ def make_program(
   params_sharding = functools.partial(
     param_shardings, mesh, settings.mesh.min_split_size
   )
-  shardings = state_shardings(mesh, shapes, tx, params_sharding(shapes.params))
+  shardings = state_shardings(
+    mesh, shapes, tx, *map(params_sharding, (shapes.params, shapes.base))
+  )
   if teacher:
     options = dataclasses.replace(teacher.loop, kernels=settings.loop.kernels)
     options = dataclasses.replace(options, remat="none")  # No gradients.
@@ -120,11 +130,12 @@ def make_program(
     abstract_model(teacher) if teacher else (None, {})
   )
   teacher_shardings = params_sharding(teacher_params)
+  adapted, rest = _adapted(shapes)
   layout = gradients.Layout(
     gather=room.gathering(settings, mesh, memory),
     casts=computes_in_less(settings) or computes_in_less(teacher),
-    params=specs_of(shardings.params),
-    teacher=specs_of(teacher_shardings),
+    params=specs_of(params_sharding(adapted)),
+    frozen=(specs_of(teacher_shardings), specs_of(params_sharding(rest))),
   )
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
@@ -136,6 +147,7 @@ def make_program(
     num_microbatches=settings.run.num_microbatches,
     max_bad_steps=settings.run.max_bad_steps,
     layout=layout,
+    alpha=settings.optim.lora_alpha,
   )
   program = Program(
     settings=settings,
@@ -152,12 +164,23 @@ def make_program(
     ),
     uncompiled=train,
     abstract_state=with_shardings(shapes, shardings),
+    abstract_params=with_shardings(model_params, params_sharding(model_params)),
     abstract_teacher=with_shardings(teacher_params, teacher_shardings),
     teacher=teacher,
   )
   if settings.loop.kernels != "xla":
     _check_step(program)  # Fails before anything is written.
   return program
+
+
+def _adapted(shapes: step.TrainState) -> tuple[Any, Any]:
+  """The abstract parameters with gradients in a step, and the others."""
+  if not shapes.base:
+    return shapes.params, {}
+  adapted = jax.eval_shape(
+    lambda state: lora.adapted(state.base, state.params, 1.0), shapes
+  )
+  return adapted, lora.rest(shapes.base, adapted)
 
 
 def cache_bytes(

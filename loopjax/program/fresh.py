@@ -16,16 +16,20 @@ def fresh_state(
   settings: config_lib.Settings, tx: optax.GradientTransformation, key: Any
 ) -> step.TrainState:
   """The train state before the first step, initialised from a random key."""
-  params = nnx.to_pure_dict(
-    nnx.state(_new_model(settings, jax.random.fold_in(key, 0)))
-  )
   return step.init_state(
-    params,
+    fresh_params(settings, key),
     tx,
     jax.random.fold_in(key, 1),
     settings.optim.ema_decay > 0,
     init_carried(settings),
+    settings.optim.adaptation,
   )
+
+
+def fresh_params(settings: config_lib.Settings, key: Any) -> Any:
+  """The model's parameters before the first step, a nested dict."""
+  model = _new_model(settings, jax.random.fold_in(key, 0))
+  return nnx.to_pure_dict(nnx.state(model))
 
 
 def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:

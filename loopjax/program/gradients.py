@@ -20,13 +20,14 @@ class Layout(NamedTuple):
       step, with gradients reduced wherever they arise; "use", wherever a
       parameter is used. See `room.gathering`.
     casts: whether products use parameters in a dtype other than the stored one.
-    params, teacher: PartitionSpecs of the parameters.
+    params: PartitionSpecs of the parameters that have gradients.
+    frozen: PartitionSpecs of the others, a prefix of their tree.
   """
 
   gather: str = "step"
   casts: bool = False
   params: Any = P()
-  teacher: Any = P()
+  frozen: Any = P()
 
 
 def gradients(
@@ -45,8 +46,9 @@ def gradients(
   whole batch.
 
   Args:
-    loss_of: (params, batch, *constants, teacher_params) -> (loss, metrics).
-    params: the parameters and the teacher's, split according to `layout`.
+    loss_of: (params, batch, *constants, frozen) -> (loss, metrics).
+    params: the parameters that have gradients, and all others, such as a
+      teacher's; split according to `layout`.
     batch: one global batch.
     carried: the state that the family carries.
     constants: other arguments of the loss.
@@ -63,20 +65,18 @@ def gradients(
 
   def run(examples: Any, others: Any) -> tuple[Any, Any]:
     """(state carried by example, (gradients, shared state, metrics))."""
-    params, teacher_params, shared, mean_weight, constants = others
+    params, frozen, shared, mean_weight, constants = others
     batch, by_example = examples
     before = Carried(by_example, shared)
     batch = {**batch, "mean_weight": mean_weight, "carried": before}
-    (_, metrics), grads = value_and_grad(
-      params, batch, *constants, teacher_params
-    )
+    (_, metrics), grads = value_and_grad(params, batch, *constants, frozen)
     after = metrics.pop("carried", Carried())
     structure: Any = jax.tree.structure(after)
     assert structure == jax.tree.structure(before)
     return after.by_example, (grads, after.shared, metrics)
 
   others = (*params, carried.shared, mean_weight, constants)
-  specs = (layout.params, layout.teacher, P(), P(), P())
+  specs = (layout.params, layout.frozen, P(), P(), P())
   by_example, (grads, shared, metrics) = copies.by_copy(
     _once(_accumulated(run, num_microbatches), others, specs, layout),
     specs,

@@ -47,8 +47,16 @@ def state_shardings(
   shapes: step.TrainState,
   tx: optax.GradientTransformation,
   params: Any,
+  base: Any,
 ) -> step.TrainState:
-  """Shardings of the train state; EMA and moments follow their parameters."""
+  """Shardings of the train state; EMA and moments follow their parameters.
+
+  Args:
+    mesh: the mesh of devices.
+    shapes: the abstract state.
+    tx: the optimizer.
+    params, base: shardings of the parameters.
+  """
 
   def is_masked(moment: Any) -> bool:
     """Whether another optimizer updates the parameter."""
@@ -75,4 +83,5 @@ def state_shardings(
       ),
       jax.tree.map(lambda _: replicated, shapes.carried.shared),
     ),
+    base=base,
   )

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from loopjax import config as config_lib
-from loopjax.nn import remat
+from loopjax.nn import lora, remat
 from loopjax.optim import chain
 from loopjax.program import fresh
 from loopjax.types import PRECISIONS, Carried
@@ -123,13 +123,23 @@ def _kept(
 
 
 def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
-  """Bytes of train state and gradients per device, if all is split evenly."""
+  """Bytes of train state and gradients per device, if all is split evenly.
+
+  Of matrices with pairs of `nn.lora`, sums and their gradients exist too.
+  """
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   state = jax.eval_shape(
     lambda key: fresh.fresh_state(settings, tx, key), jax.random.key(0)
   )
   ways = mesh.shape["fsdp"] * mesh.shape["tensor"]
-  return (_num_bytes(state) + _num_bytes(state.params)) / ways
+  others = _num_bytes(state.params)
+  if state.base:
+    others += 2 * _num_bytes(
+      jax.eval_shape(
+        lambda state: lora.adapted(state.base, state.params, 1.0), state
+      )
+    )
+  return (_num_bytes(state) + others) / ways
 
 
 def gathering(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from loopjax.nn import lora
 from loopjax.program import gradients
 from loopjax.types import (
   Array,
@@ -43,6 +44,8 @@ class TrainState(NamedTuple):
     key: base random key; folded with the step.
     bad: the bad steps so far.
     carried: state that the family carries from step to step.
+    base: the frozen parameters beside `params`, which then has pairs (see
+      `nn.lora`); {} if `params` has all.
   """
 
   step: Any
@@ -52,11 +55,18 @@ class TrainState(NamedTuple):
   key: Any
   bad: BadSteps
   carried: Carried
+  base: Any = {}
 
 
-def scored_params(state: TrainState) -> Any:
-  """The parameters to evaluate: their average if the run keeps one."""
-  return state.ema or state.params
+def scored_params(state: TrainState, alpha: float = 1.0) -> Any:
+  """The parameters to evaluate: their average if the run keeps one.
+
+  Args:
+    state: the train state.
+    alpha: `optim.lora_alpha`, of pairs.
+  """
+  trained = state.ema or state.params
+  return lora.merge(state.base, trained, alpha) if state.base else trained
 
 
 def learned(state: TrainState) -> dict[str, Any]:
@@ -66,6 +76,7 @@ def learned(state: TrainState) -> dict[str, Any]:
     "ema": state.ema,
     "opt": state.opt_state,
     "carried": state.carried,
+    "base": state.base,
   }
 
 
@@ -75,12 +86,20 @@ def init_state(
   key: Array,
   use_ema: bool,
   carried: Carried = Carried(),
+  how: lora.Adaptation | None = None,
 ) -> TrainState:
-  """The state before the first step; the EMA starts at the parameters."""
+  """The state before the first step; the EMA starts at the parameters.
+
+  Raises:
+    UserError: see `lora.split`.
+  """
+  base: Any = {}
+  if how:
+    base, params = lora.split(params, how, jax.random.fold_in(key, 0))
   ema = jax.tree.map(jnp.copy, params) if use_ema else {}
   zero = jnp.zeros((), jnp.int32)
   bad = BadSteps(zero, zero, jnp.zeros(len(jax.tree.leaves(params)), bool))
-  return TrainState(zero, params, ema, tx.init(params), key, bad, carried)
+  return TrainState(zero, params, ema, tx.init(params), key, bad, carried, base)
 
 
 def train_step(
@@ -96,6 +115,7 @@ def train_step(
   num_microbatches: int,
   max_bad_steps: int,
   layout: gradients.Layout = gradients.Layout(),
+  alpha: float = 1.0,
 ) -> tuple[TrainState, Metrics]:
   """One optimizer step.
 
@@ -117,6 +137,7 @@ def train_step(
       accumulated.
     max_bad_steps: number of consecutive bad steps after which updates stop.
     layout: how parameters are gathered and cast.
+    alpha: `optim.lora_alpha`, of pairs.
 
   Returns:
     (new state, metrics of this step: scalars and per-loop vectors). Gradient
@@ -125,8 +146,11 @@ def train_step(
   """
   key = jax.random.fold_in(state.key, state.step)
 
-  def loss_of(params, batch, key, step, teacher_params):
-    model = nnx.merge(graphdef, params)
+  params, base, pull_back = _adapted(state, alpha)
+
+  def loss_of(params, batch, key, step, frozen):
+    teacher_params, base = frozen
+    model = nnx.merge(graphdef, lora.joined(base, params))
     teacher = None
     if teacher_graphdef is not None:
       teacher = nnx.merge(teacher_graphdef, teacher_params)
@@ -134,17 +158,17 @@ def train_step(
 
   metrics, carried, grads = gradients.gradients(
     loss_of,
-    (state.params, teacher_params),
+    (params, (teacher_params, base)),
     batch,
     state.carried,
     (key, state.step),
     num_microbatches,
     layout,
   )
+  grads = pull_back(grads)
   norms = jax.tree.map(optax.tree.norm, grads)
   norm = optax.tree.norm(norms)
-  finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
-  finite &= _all_finite(carried)
+  finite = _all_finite((metrics["loss"], norm, carried))
   with jax.named_scope("optimizer"):
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -155,10 +179,9 @@ def train_step(
       ema = optax.incremental_update(params, ema, 1.0 - decay)
     accept = finite & (state.bad.streak < max_bad_steps)
     old = (state.params, state.ema, state.opt_state, state.carried)
+    new = (params, ema, opt_state, carried)
     params, ema, opt_state, carried = jax.tree.map(
-      lambda new, old: jnp.where(accept, new, old),
-      (params, ema, opt_state, carried),
-      old,
+      lambda new, old: jnp.where(accept, new, old), new, old
     )
   bad = _count(state, finite, norms, max_bad_steps)
   metrics |= {"grad_norm": norm, "accepted": accept.astype(jnp.float32)}
@@ -166,9 +189,24 @@ def train_step(
     f"grad_norm/{name}": optax.tree.norm(part) for name, part in norms.items()
   }
   state = TrainState(
-    state.step + 1, params, ema, opt_state, state.key, bad, carried
+    state.step + 1, params, ema, opt_state, state.key, bad, carried, state.base
   )
   return state, metrics
+
+
+def _adapted(state: TrainState, alpha: float) -> tuple[Any, Any, Any]:
+  """(parameters with gradients, others, from their gradients to the state's).
+
+  Sums of matrices and pairs exist once a step: their gradients are accumulated
+  over loops and microbatches, and then become those of the pairs.
+  """
+  if not state.base:
+    return state.params, {}, lambda grads: grads
+  params, pull_back = jax.vjp(
+    lambda trained: lora.adapted(state.base, trained, alpha), state.params
+  )
+  rest = lora.rest(state.base, params)
+  return params, rest, lambda grads: pull_back(grads)[0]
 
 
 def _all_finite(tree: Any) -> Array:

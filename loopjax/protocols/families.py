@@ -164,6 +164,8 @@ class Family:
     loss: the training objective.
     costs: FLOPs.
     traces: names of the quantities that a model can record in every loop.
+    groups: names of the settings of `Config` that belong to one mechanism, by
+      its name; the other settings are shown first.
     headline: the family's own metrics to show at the terminal.
     reading: prefill and decode, of a family that predicts next tokens.
     check_schedule: (config, number of steps of the run); raises UserError if
@@ -173,7 +175,6 @@ class Family:
       parameters, before the first step; `loss` reads and replaces it.
     untrained: config -> a regular expression like `optim.frozen` of parameters
       that the loss does not use and that are then frozen; "" for none.
-    has_gate_rate: config -> whether some parameters have `optim.gate_rate`.
     reads_out_every_loop: config -> whether the logits after loop k are the same
       as of a model with k loops, of a causal family whose `Model.__call__` also
       takes `targets`, int [B, T]: the trace then has the records of
@@ -195,13 +196,15 @@ class Family:
   loss: Loss
   costs: Costs
   traces: tuple[str, ...]
+  groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
+    default_factory=dict
+  )
   headline: tuple[str, ...] = ()
   reading: Reading | None = None
   check_schedule: Callable[[Any, int], None] | None = None
   check_teacher: CheckTeacher | None = None
   init_carried: Callable[[Any, TaskSpec, int], Carried] | None = None
   untrained: Callable[[Any], str] | None = None
-  has_gate_rate: Callable[[Any], bool] | None = None
   reads_out_every_loop: Callable[[Any], bool] | None = None
   measures: Callable[[Any], Mapping[str, Array]] | None = None
   halting_rule: Callable[[Any], str] | None = None

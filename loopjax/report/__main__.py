@@ -12,7 +12,8 @@ def main(argv: list[str] | None = None) -> int:
   """Writes the report and prints its paths; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.report",
-    description="Writes report.html, report.md and report.csv.",
+    description="Writes report.html, report.md and report.csv, and papers.csv"
+    " for sweeps of papers.",
   )
   parser.add_argument(
     "workdirs",

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scipy import special
+
 from loopjax.report.paper import (
   Column,
   Metric,
@@ -57,6 +59,14 @@ class Spread(NamedTuple):
     if self.std is None:
       return self.evaluation
     return self.std / math.sqrt(len(self.seeds))
+
+  @property
+  def interval(self) -> float | None:
+    """Half the width of the mean's 95 % interval over seeds, by Student's t."""
+    if self.std is None:
+      return None
+    factor = float(special.stdtrit(len(self.seeds) - 1, 0.975))
+    return factor * self.std / math.sqrt(len(self.seeds))
 
 
 def group_by_seed(runs: Iterable[Run]) -> list[Group]:

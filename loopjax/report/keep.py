@@ -17,6 +17,7 @@ from typing import Any
 
 from loopjax import config as config_lib
 from loopjax import sections
+from loopjax.config import renames
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance, zoo
@@ -166,7 +167,10 @@ def _kept(
     return {}
   try:
     kept = {
-      item["directory"]: {k: v for k, v in item.items() if k != "overrides"}
+      item["directory"]: {
+        **{k: v for k, v in item.items() if k != "overrides"},
+        "config": renames.of_config(item["config"]),
+      }
       for item in content["items"]
     }
     theirs = content["sweep"]
@@ -216,7 +220,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   """Config, summary and evaluations of a run."""
   if not (workdir / "config.json").exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
-  config = workdir_lib.read_config(workdir)
+  config = config_lib.read_config(workdir)
   ended = (workdir / "summary.json").exists()
   summary = workdir_lib.read_summary(workdir) if ended else {}
   if summary.get("status") != "completed":

@@ -1,19 +1,15 @@
 """The whole report: report.html, report.md and report.csv."""
 
-import csv
-import io
 import itertools
 import pathlib
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from loopjax.commands import document
 from loopjax.errors import writing
-from loopjax.report import card, grouping, papers, tables
+from loopjax.report import card, grouping, papers, records, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report import settings as settings_lib
 
 MAX_RUNS_WITH_FIGURES = 6
 
@@ -48,7 +44,8 @@ def write(
     out: output folder; created if it does not exist.
 
   Returns:
-    The paths of the HTML page, the Markdown text, and the numbers as CSV.
+    The paths of the HTML page, the Markdown text, the final scores of the runs
+    as CSV, and, if there are sweeps of papers, their numbers in papers.csv.
 
   Raises:
     UserError: there is nothing to report, or the report cannot be written.
@@ -59,6 +56,7 @@ def write(
   name = others[0].directory.resolve().name if alone else ""
   title = name or "Our runs and the papers' numbers"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
+  theirs, written = list(_numbers(plans)), [html, markdown, data]
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
     blocks = [
@@ -67,8 +65,12 @@ def write(
     ]
     html.write_text(document.to_html(title, blocks))
     markdown.write_text(document.to_markdown(blocks))
-    data.write_text(to_csv(plans))
-  return [html, markdown, data]
+    runs = runs_lib.each_once(plans, others)
+    data.write_text(table.to_csv(records.records(runs)))
+    if theirs:
+      written.append(out / "papers.csv")
+      written[-1].write_text(table.to_csv(theirs))
+  return written
 
 
 def _body(
@@ -153,10 +155,12 @@ def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
 
 def _missing(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   """The rest of the papers' tables and figures, if there are any."""
-  absent = missing(plans)
+  absent = [
+    (paper, name) for paper, name, here in _of_papers(plans) if not here
+  ]
   if not absent:
     return []
-  table = document.Table(
+  found = document.Table(
     [document.Cell(text) for text in ("paper", "comparison", "sweep")],
     [
       [
@@ -167,8 +171,8 @@ def _missing(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
       for paper, name in absent
     ],
   )
-  title = f"Not run here: {len(absent)} comparisons; report.csv has the papers'"
-  return [document.Fold(f"{title} numbers", [table])]
+  title = f"Not run here: {len(absent)} comparisons; papers.csv has the papers'"
+  return [document.Fold(f"{title} numbers", [found])]
 
 
 def _place(plan: runs_lib.Plan) -> tuple[str, str, int, str]:
@@ -194,116 +198,40 @@ def _representatives(
   return list({run.directory: run for run in turns if run}.values())
 
 
-COLUMNS = (
-  "paper", "source", "sweep", "directory", "setting", "row", "quantity",
-  "verdict", "ours", "ours_std", "ours_standard_error", "ours_seeds",
-  "evaluated", "steps", "parameters", "wall_seconds", "paper_mean", "paper_std",
-  "paper_seeds", "paper_says", "command",
-)  # fmt: skip
-
-
-def to_csv(plans: Sequence[runs_lib.Plan]) -> str:
-  """All numbers of the sweeps, and what `missing` has of the papers."""
-  text = io.StringIO()
-  writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-  writer.writeheader()
-  for plan in plans:
-    writer.writerows(_of_plan(plan))
-  for paper, name in missing(plans):
-    sweep = paper.sweeps[name]
-    for row in sweep.rows:
-      for column in sweep.columns:
-        writer.writerow(
-          _about(paper, sweep, name)
-          | {"row": row.label, "quantity": column.label, "verdict": "not run"}
-          | _theirs(row, column)
-        )
-  return text.getvalue()
-
-
-def missing(
-  plans: Sequence[runs_lib.Plan],
-) -> list[tuple[paper_lib.Paper, str]]:
-  """(paper, sweep) of tables and figures for which there is no sweep.
-
-  Only of papers for which there is another of their sweeps.
-  """
-  there = {
+def _of_papers(
+  plans: Iterable[runs_lib.Plan],
+) -> list[tuple[paper_lib.Paper, str, bool]]:
+  """(paper, sweep, whether it is here) of the papers with a sweep here."""
+  here = {
     (id(paper), plan.name)
     for plan in plans
     if (paper := papers.of(plan.task, plan.model))
   }
   known = {id(paper): paper for paper in papers.PAPERS.values()}
-  reported = {
-    paper.name
-    for key, paper in known.items()
-    if any((key, name) in there for name in paper.sweeps)
-  }
-  return [
-    (paper, name)
+  found = [
+    (paper, name, (key, name) in here)
     for key, paper in known.items()
     for name in paper.sweeps
-    if paper.name in reported and (key, name) not in there
   ]
+  reported = {paper.name for paper, _, is_here in found if is_here}
+  return [one for one in found if one[0].name in reported]
 
 
-def _of_plan(plan: runs_lib.Plan) -> Iterator[dict[str, Any]]:
-  """The numbers of a sweep."""
-  paper = papers.of(plan.task, plan.model)
-  sweep = tables.sweep_of(plan, paper)
-  groups = grouping.group_by_seed(plan.runs)
-  keys = settings_lib.varying(groups)
-  for group in groups:
-    row = grouping.row_of(group.settings, sweep.rows)
-    changed = {k: v for k, v in group.overrides.items() if k in keys}
-    done = [run.summary for run in group.runs if run.done]
-    facts: dict[str, Any] = {
-      "directory": plan.directory.as_posix(),
-      "setting": ", ".join(f"{k}={v}" for k, v in changed.items()),
-      "row": row.label if row else "",
-      "verdict": grouping.verdict(group, sweep, paper) if paper else "",
-      "command": plan.command,
-    }
-    if done:
-      first = done[0]
-      walls = [s["wall_seconds"] for s in done if "wall_seconds" in s]
-      facts |= {
-        "evaluated": first.get("metrics", {}).get("test/count"),
-        "steps": first.get("steps"),
-        "parameters": first.get("parameters"),
-        "wall_seconds": statistics.fmean(walls) if walls else None,
-      }
-    for column in sweep.columns:
-      cells = _about(paper, sweep, plan.name) | facts
-      cells["quantity"] = column.label
-      if mine := grouping.ours(group, column):
-        cells |= {
-          "ours": mine.mean,
-          "ours_std": mine.std,
-          "ours_standard_error": mine.standard_error,
-          "ours_seeds": len(mine.seeds),
-        }
-      yield cells | (_theirs(row, column) if row else {})
-
-
-def _about(
-  paper: paper_lib.Paper | None, sweep: paper_lib.Sweep, name: str
-) -> dict[str, Any]:
-  return {
-    "paper": paper.name if paper else "",
-    "source": sweep.source,
-    "sweep": name,
-  }
-
-
-def _theirs(row: paper_lib.Row, column: paper_lib.Column) -> dict[str, Any]:
-  """The paper's number."""
-  number = row.values.get(column.key)
-  if number is None:
-    return {}
-  return {
-    "paper_mean": number.mean,
-    "paper_std": number.std,
-    "paper_seeds": len(number.seeds) or None,
-    "paper_says": number.text,
-  }
+def _numbers(plans: Iterable[runs_lib.Plan]) -> Iterator[dict[str, Any]]:
+  """All numbers of these papers, a record each."""
+  for paper, name, _ in _of_papers(plans):
+    sweep = paper.sweeps[name]
+    for row in sweep.rows:
+      for column in sweep.columns:
+        if number := row.values.get(column.key):
+          yield {
+            "paper": paper.name,
+            "source": sweep.source,
+            "sweep": name,
+            "row": row.label,
+            "quantity": column.label,
+            "mean": number.mean,
+            "std": number.std,
+            "seeds": len(number.seeds) or None,
+            "says": number.text,
+          }

@@ -13,11 +13,12 @@ from matplotlib import figure as figure_lib
 from matplotlib import ticker
 
 from loopjax.analysis.plots import draw, series
-from loopjax.report import grouping
+from loopjax.report import grouping, records
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import settings as settings_lib
 
+FORMATS = (".png", ".pdf", ".svg")  # Endings of `draw_pivot`'s files.
 _MAX_PANELS = 2
 _LINE = 75  # Characters of a legend, side by side, below a panel.
 _UNITS = {
@@ -150,6 +151,55 @@ def draw_panels(
     fontsize=8,
   )
   return _png(figure)
+
+
+def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
+  """Scores against the setting of the rows, a panel for each score.
+
+  A line for each column connects its means, whose bars are 95 % intervals;
+  small marks are single runs.
+  """
+  rows = [row[setting] for row in pivot.rows]
+  places = list(range(len(rows)))
+  if all(type(value) in (int, float) for value in rows):
+    places.sort(key=rows.__getitem__)
+  panels: dict[str, list[records.Column]] = {}
+  for column in pivot.columns:
+    panels.setdefault(column.metric, []).append(column)
+  across = min(len(panels), _MAX_PANELS)
+  down = -(-len(panels) // across)
+  figure = draw.new(4.6 * across, 3.3 * down)
+  grid = figure.subplots(down, across, squeeze=False).ravel()
+  for axes in grid[len(panels) :]:
+    axes.set_visible(False)
+  for axes, (metric, columns) in zip(grid, panels.items(), strict=False):
+    draw.tidy(axes, metric, settings_lib.words(setting), "")
+    axes.set_xticks(range(len(rows)), [str(rows[place]) for place in places])
+    for number, column in enumerate(columns):
+      color = draw.PALETTE[number % len(draw.PALETTE)]
+      label = settings_lib.as_text(column.settings)
+      cells = [column.cells[place] for place in places]
+      axes.errorbar(
+        range(len(cells)),
+        [cell.mean if cell else math.nan for cell in cells],
+        [(cell and cell.interval) or 0.0 for cell in cells],
+        color=color,
+        marker="o",
+        markersize=5,
+        capsize=3,
+        label=label or None,
+      )
+      marks = [
+        (x, value)
+        for x, cell in enumerate(cells)
+        if cell and len(cell.seeds) > 1
+        for value in cell.seeds.values()
+      ]
+      if marks:
+        axes.scatter(*zip(*marks, strict=True), s=15, color=color, alpha=0.5)
+    if any(axes.get_legend_handles_labels()[1]):
+      axes.legend(frameon=False, fontsize=9)
+  return figure
 
 
 def caption(sweep: paper_lib.Sweep) -> str:

@@ -2,10 +2,12 @@
 
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loopjax import config as config_lib
 from loopjax import sections
+from loopjax.config import renames
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -79,6 +81,9 @@ class Plan(NamedTuple):
 def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   """The sweeps under the given directories, and the runs outside of sweeps.
 
+  Args:
+    roots: directories; or files, sweep-NAME.json or NAME.runs.json.
+
   Raises:
     UserError: a directory is missing or contains no run, or a file in it is
       malformed.
@@ -86,6 +91,9 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   plans: dict[pathlib.Path, Plan] = {}
   found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.
   for root in roots:
+    if _is_list(root) and root.is_file():
+      plans |= {root.resolve(): _read_plan(root)}
+      continue
     if not root.is_dir():
       near = zoo.suggestion(root)
       raise UserError(f"{root}: there is no such directory{near}")
@@ -94,7 +102,7 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
       path
       for directory in directories
       for path in sorted(directory.glob("*.json"))
-      if path.name.startswith("sweep-") or path.name.endswith(KEPT)
+      if _is_list(path)
     ]
     runs = [d for d in directories if _may_be_run(d)]
     if not sweeps and not runs:
@@ -105,6 +113,32 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
   others = [read_run(found[key], {}, {}) for key in found if key not in known]
   others += [run for p in plans.values() if not p.name for run in p.runs]
   return [plan for plan in plans.values() if plan.name], others
+
+
+def each_once(plans: Iterable[Plan], others: Iterable[Run]) -> list[Run]:
+  """All runs in order; sweeps may share some, in one directory."""
+  runs: dict[pathlib.Path, Run] = {}
+  for run in (*(run for plan in plans for run in plan.runs), *others):
+    runs.setdefault(run.directory.resolve(), run)
+  return list(runs.values())
+
+
+def has_runs(path: pathlib.Path) -> bool:
+  """Whether a path is a list of runs, or has a run or a list of runs below."""
+  if not path.is_dir():
+    return _is_list(path)
+  return any(
+    _may_be_run(directory) or any(map(_is_list, directory.glob("*.json")))
+    for directory in _directories(path)
+  )
+
+
+def _is_list(path: pathlib.Path) -> bool:
+  """Whether a file has the name of a sweep's plan, or of kept runs."""
+  name = path.name
+  return name.endswith(KEPT) or (
+    name.startswith("sweep-") and name.endswith(".json")
+  )
 
 
 def _may_be_run(directory: pathlib.Path) -> bool:
@@ -131,7 +165,7 @@ def read_run(
   planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
     return Run(*planned, "not run", {}, {})
-  config = workdir_lib.read_config(directory)
+  config = config_lib.read_config(directory)
   flat = sections.flatten(config)
   if any(flat.get(key) != value for key, value in overrides.items()):
     return Run(*planned, "another configuration", {}, {})
@@ -154,8 +188,11 @@ def _read_plan(path: pathlib.Path) -> Plan:
     directory /= path.name.removesuffix(KEPT)
   try:
     # Items have no config in sweeps of earlier versions.
-    configs = [item.get("config", {}) for item in manifest["items"]]
+    items = [_present(item) for item in manifest["items"]]
+    configs = [item.get("config", {}) for item in items]
     models = [config.get("model", {}).get("name", "") for config in configs]
+    # The first may belong to the family that the others start from.
+    model = models[-1] if models else ""
     arguments = [
       f"--config={manifest['config']}",
       *sections.flags(manifest.get("overrides", {})),
@@ -174,11 +211,12 @@ def _read_plan(path: pathlib.Path) -> Plan:
       task=manifest.get("task", ""),
       title=manifest.get("title", ""),
       verdict=manifest.get("verdict", ""),
-      chosen_for=tuple(manifest["chosen_for"])
+      chosen_for=tuple(
+        renames.present(model, dict.fromkeys(manifest["chosen_for"]))
+      )
       if "chosen_for" in manifest
       else None,
-      # The first may belong to the family that the others start from.
-      model=models[-1] if models else "",
+      model=model,
       runs=[
         _kept_run(directory, item)
         if is_kept
@@ -187,11 +225,20 @@ def _read_plan(path: pathlib.Path) -> Plan:
           item["overrides"],
           {**sections.flatten(item.get("config", {})), **item["overrides"]},
         )
-        for item in manifest["items"]
+        for item in items
       ],
     )
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(f"{path}: is not a list of runs: {error!r}") from error
+
+
+def _present(item: Mapping[str, Any]) -> dict[str, Any]:
+  """An item whose settings have present names."""
+  config = renames.of_config(item.get("config", {}))
+  family = config.get("model", {}).get("name", "")
+  overrides = renames.present(family, item["overrides"])
+  found = {**item, "overrides": overrides}
+  return {**found, "config": config} if config else found
 
 
 def _kept_run(directory: pathlib.Path, item: Mapping[str, Any]) -> Run:

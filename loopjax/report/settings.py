@@ -12,7 +12,6 @@ _NAMES = {
   "optim.name": "optimizer",
   "model.num_loops": "loops",
   "model.num_layers": "layers",
-  "model.num_passes": "passes",
   "model.num_memory_tokens": "memory tokens",
   "model.halting": "halting",
   "model.injection": "injection",

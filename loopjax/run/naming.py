@@ -52,6 +52,8 @@ def workdir(
   words = [_quoted(part) for part in parts if "=" not in part]
   changed = {part.partition("=")[0] for part in parts if "=" in part}
   changed.update(overrides)
+  if "import" in changed:
+    changed.add("run.init_from")
   values = sections.flatten(config)
   binding = [
     key

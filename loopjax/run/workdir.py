@@ -7,11 +7,12 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loopjax import checks, sections
+from loopjax import checks
 from loopjax.errors import UserError, writing
 from loopjax.run import processes, zoo
 
@@ -29,10 +30,12 @@ _FREE_KEYS = (
   "run.profile_steps",
   "run.wandb_project",
 )
-# What an extended run may have otherwise.
-_EXTENDED = ("run.batch_size", "run.num_steps")
 # Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
+
+# Subdirectory of an imported run: the Hub's files beside its parameters.
+HUB = "hub"
+_TOKENIZER = "tokenizer.json"
 
 
 @contextlib.contextmanager
@@ -60,36 +63,25 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def check_config(
-  workdir: pathlib.Path,
-  config: Mapping[str, Any],
-  mode: str,
-  extend: bool = False,
+def keep_hub_files(
+  source: pathlib.Path, workdir: pathlib.Path, tokenizer: str
 ) -> None:
-  """Raises UserError if the directory has a run with another config.
+  """Copies the Hub's files of a run to another that starts from it.
 
-  Resuming requires the same value for every setting that affects training,
-  unless it extends the run; evaluating, for every setting that the checkpoints
-  depend on.
+  They have what config.json lacks, such as a chat template. Nothing is copied
+  if there are none, or the other run has another tokenizer.
+
+  Args:
+    source: the run's work directory, or zoo:NAME.
+    workdir: the other work directory.
+    tokenizer: path of the other run's tokenizer.
   """
-  path = workdir / "config.json"
-  if not path.exists():
-    return
-  old = sections.flatten(read_config(workdir))
-  new = sections.flatten(config)
-  differing = {
-    key: f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
-    for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-    and binds(key, mode)
-    and not (extend and key in _EXTENDED)
-  }
-  if differing:
-    extends = "; --extend continues it" if {*_EXTENDED} >= {*differing} else ""
-    raise UserError(
-      f"--workdir={workdir} contains a run with another configuration:"
-      f" {'; '.join(differing.values())}{extends}"
-    )
+  kept = zoo.located(source) / HUB
+  files = kept / _TOKENIZER, pathlib.Path(tokenizer)
+  if all(file.is_file() for file in files):
+    one, other = (file.read_bytes() for file in files)
+    if one == other:
+      shutil.copytree(kept, workdir / HUB, dirs_exist_ok=True)
 
 
 def binds(key: str, mode: str) -> bool:
@@ -98,20 +90,6 @@ def binds(key: str, mode: str) -> bool:
   if mode == "eval":
     return section in _EVAL_SECTIONS
   return section not in _FREE_SECTIONS and key not in _FREE_KEYS
-
-
-def read_config(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json, the settings of a run by section.
-
-  Raises:
-    UserError: it cannot be read, or was not written by loopjax: Hub folders
-      have a file of that name.
-  """
-  path = workdir / "config.json"
-  value = read_json(path)
-  if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
-    raise UserError(f"{path}: was not written by loopjax")
-  return value
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def load(
   convert.check_beginning(zoo.located(workdir))
   loops = num_loops or settings.eval_loops
   config_lib.check_loops(settings, loops, f"--num_loops={loops}")
-  call = {"num_loops": loops, "kind": settings.eval.loop_kind}
+  call = {"num_loops": loops, "kind": settings.eval.execution}
   if exit_threshold is not None:
     if family.reading and family.reading.exits:
       raise UserError(
@@ -99,7 +99,7 @@ def load(
       "step": run.step,
       "num_loops": loops,
       "trained_num_loops": settings.model.num_loops,
-      "exit": {"loop_kind": call["kind"], "threshold": exit_threshold},
+      "exit": {"execution": call["kind"], "threshold": exit_threshold},
       "tokenizer": settings.task.tokenizer,
       "texts_begin_with": tokenizer.beginning,
       "context_length": settings.spec.sequence_length,

@@ -1,8 +1,9 @@
 """The JSON fields of a request body, checked one by one.
 
-The fields are those of OpenAI's completions and chat completions. `loops`,
-`exit`, `draft_loops`, `prefill_loops`, `top_k`, `min_p`, `repetition_penalty`,
-`add_generation_prompt` and `continue_final_message` are extensions. A field
+The fields are those of OpenAI's completions and chat completions. `num_loops`,
+`exit_threshold`, `draft_loops`, `prefill_loops`, `top_k`, `min_p`,
+`repetition_penalty`, `add_generation_prompt` and `continue_final_message` are
+extensions, two of which may have their old names (`config.renames`). A field
 that would have no effect here is rejected, never silently ignored.
 """
 
@@ -12,13 +13,14 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from loopjax.config import renames
 from loopjax.errors import UserError, one_line
 from loopjax.serve.errors import ClientError
 
 _COMMON = (
   "model", "stream", "stream_options", "max_tokens", "temperature", "top_p",
   "top_k", "min_p", "repetition_penalty", "n", "stop", "seed", "logprobs",
-  "loops", "exit", "draft_loops", "prefill_loops",
+  "num_loops", "exit_threshold", "draft_loops", "prefill_loops",
 )  # fmt: skip
 _COMPLETION = {*_COMMON, "prompt", "echo"}
 _CHAT = {
@@ -50,21 +52,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 # The engine's names of fields.
 _FIELDS = {
-  "num_loops": "loops", "exit_threshold": "exit",
   "max_new_tokens": "max_tokens", "top_log_probabilities": "logprobs",
 }  # fmt: skip
 
 
 def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
-  """The fields of a body that are not null.
+  """The fields of a body that are not null, by their present names.
 
   Args:
     body: the body of a request.
     chat: whether it is a request for chat completions.
 
   Raises:
-    ClientError: the body is not a JSON object, or a field is unknown or has a
-      value that is not supported.
+    ClientError: the body is not a JSON object, or a field is unknown, has a
+      value that is not supported or has its old name and its present one.
   """
   try:
     fields = json.loads(body, parse_constant=_reject_constant)
@@ -75,6 +76,11 @@ def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
   if not isinstance(fields, dict):
     raise ClientError("the body is not a JSON object")
   fields = {name: x for name, x in fields.items() if x is not None}
+  renames.say(renames.REQUEST, fields, "requests")  # To who runs the server.
+  try:
+    fields = renames.present(renames.REQUEST, fields)
+  except UserError as error:
+    raise ClientError(str(error), param=str(error).split()[0]) from error
   for name, value in fields.items():
     if name in (_CHAT if chat else _COMPLETION) or name in _IGNORED:
       continue

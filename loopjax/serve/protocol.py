@@ -17,7 +17,8 @@ MAX_CHOICES = 128  # Choices of a request, over all its prompts.
 _MAX_INT = 2**31 - 1
 # They would change the prompt's scores, or what belongs to which part.
 _WITHOUT_ECHO = (
-  "stream", "stop", "loops", "exit", "draft_loops", "prefill_loops",
+  "stream", "stop", "num_loops", "exit_threshold", "draft_loops",
+  "prefill_loops",
 )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def parse(
     ),
   }
   stream, include_usage = _stream(fields)
-  loops = fields_lib.integer(fields, "loops", 0, 1, _MAX_INT)
+  loops = fields_lib.integer(fields, "num_loops", 0, 1, _MAX_INT)
   # The server's default, unless the request runs fewer loops than that.
   fewer = min(model.prefill_loops, loops or _MAX_INT)
   limit = fields.get("max_tokens")
@@ -135,7 +136,7 @@ def parse(
         stop_tokens=model.stop_tokens,
         top_log_probabilities=num_top,
         num_loops=loops,
-        exit_threshold=fields_lib.number(fields, "exit", 1.0, 0, 1),
+        exit_threshold=fields_lib.number(fields, "exit_threshold", 1.0, 0, 1),
         draft_loops=fields_lib.integer(fields, "draft_loops", 0, 0, _MAX_INT),
         prefill_loops=fields_lib.integer(
           fields, "prefill_loops", fewer, 0, _MAX_INT

@@ -1,16 +1,16 @@
-"""Runs a named sweep of a config file, one run after another.
+"""Runs a named sweep of a config file, one or --jobs=N runs at a time.
 
   python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME
 
 Its runs are written to runs/<config>[-<preset>]-<sweep>, or to --workdir=DIR.
 Complete runs are skipped and interrupted ones resumed, so that the same command
-can be repeated. Concurrent jobs share a --workdir, each with one --item. Exit
-status: 0 done, 1 an item failed, 2 a mistake by the user, 4 asked to stop, 5 an
-item lost one of its processes. After 4 and 5 the same command resumes the
-sweep.
+can be repeated. What an item prints is in <item>.log. On one machine --jobs=N
+splits the cores between N items; jobs of a cluster share a --workdir, each with
+one --item. Exit status: 0 done, 1 an item failed, 2 a mistake by the user, 4
+asked to stop, 5 an item lost one of its processes. After 4 and 5 the same
+command resumes the sweep.
 """
 
-import sys
 from collections.abc import Sequence
 
 from loopjax import config as config_lib
@@ -41,6 +41,12 @@ def parser() -> command_line.ConfigParser:
     "--item", type=int, metavar="I", help="run only this item, counted from 0"
   )
   made.add_argument(
+    "--jobs",
+    type=int,
+    metavar="N",
+    help="run N items at once, each on its share of the CPU cores [1]",
+  )
+  made.add_argument(
     "--count", action="store_true", help="only print the number of items"
   )
   return made
@@ -63,13 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
   for flag, value in given.items():
     if value is not None and value < 0:
       raise UserError(f"--{flag}={value} must be at least 0")
-  given["dry_run"] = options.dry_run or None
+  part_of_it = any(given.values()) or options.item is not None
+  if options.jobs is not None and options.jobs < 1:
+    raise UserError(f"--jobs={options.jobs} must be at least 1")
+  given |= {"dry_run": options.dry_run or None, "jobs": options.jobs}
   for flag, value in given.items() if options.count else ():
     if value is not None:
       raise UserError(f"--{flag} has no effect with --count")
-  if options.item is not None and options.limit is not None:
-    raise UserError("--limit has no effect with --item")
-  base = naming.workdir(config_name, common, config_lib.to_dict(config))
+  for flag in ("limit", "jobs") if options.item is not None else ():
+    if given[flag] is not None:
+      raise UserError(f"--{flag} has no effect with --item")
+  by_user = config_lib.by_user(config)
+  plain = config_lib.to_dict(config)
+  base = naming.workdir(config_name, {*common, *by_user}, plain)
   workdir = local_path(options.workdir or f"{base}-{name}")
   items = items_lib.make_items(
     config, items_lib.load_sweeps(config_name), name, common, workdir
@@ -82,20 +94,20 @@ def main(argv: Sequence[str] | None = None) -> int:
       f"--item={options.item}: sweep {name} has {len(items)} items,"
       " counted from 0"
     )
+  cores = runner.split_cores(options.jobs or 1)
   print(f"work directory: {workdir}", flush=True)
   if not options.dry_run:
     items_lib.write_manifest(workdir, name, config_name, common, items)
-  failed, status = runner.run_items(
+  _, status = runner.run_items(
     items,
     workdir,
     [f"--config={config_name}", *sections.flags(common)],
     dry_run=options.dry_run,
     limit=options.limit or 0,
     only=options.item,
+    cores=cores,
   )
-  for slug, message in failed.items():
-    print(f"failed: {slug}: {message}", file=sys.stderr)
-  if not (status or any(given.values()) or options.item is not None):
+  if not (status or options.dry_run or part_of_it):
     print(f"next: loopjax report {workdir}")
   return status
 

@@ -1,8 +1,9 @@
 """The items of a named sweep: their overrides and directories."""
 
 import hashlib
+import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -21,7 +22,7 @@ class SweepItem(NamedTuple):
   Attributes:
     overrides: {"section.key": value} applied to the config.
     config: the resolved config, as plain data.
-    slug: name of its directory; equal for equal experiments.
+    slug: name of its directory in the sweep's; equal for equal experiments.
     needs: slugs of the earlier items whose runs it starts from.
   """
 
@@ -46,10 +47,11 @@ def make_items(
     name: name of the sweep.
     common: the command line's overrides.
     workdir: the sweep's work directory, which contains the runs of earlier
-      items.
+      items. An item that a sweep-*.json there has keeps its directory.
 
   Raises:
-    UserError: the sweep does not exist, or an item is invalid with this config.
+    UserError: the sweep does not exist, an item is invalid with this config, or
+      a sweep-*.json cannot be read.
   """
   try:
     there_are = sweeps(config)
@@ -67,6 +69,8 @@ def make_items(
       f" {', '.join(sorted(there_are))}" + similar(name, there_are)
     )
   base = config_lib.to_dict(config)
+  varied = _varied(there_are[name])
+  known = _known(workdir, name)
   items: list[SweepItem] = []
   for wanted in there_are[name]:
     earlier = {
@@ -83,14 +87,91 @@ def make_items(
     changed = config.copy_and_resolve_references()
     changed.lock()
     try:
-      config_lib.set_by_user(changed, overrides)
+      overrides = config_lib.set_by_user(changed, overrides)
       plain = config_lib.resolve(changed).plain
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error
-    directory = slug(base, plain, overrides, earlier)
+    directory = _directory(known, name, plain, overrides, earlier)
+    if not directory:
+      directory = slug(base, plain, overrides, earlier, varied)
     needs = tuple(dict.fromkeys(earlier.values()))
     items.append(SweepItem(overrides, dict(plain), directory, needs))
+    known.append(_Known("", {}, dict(plain), directory))
   return items
+
+
+class _Known(NamedTuple):
+  """An item that has a directory: of a sweep-NAME.json, or an earlier one.
+
+  Attributes:
+    sweep: NAME; "" for an earlier item.
+    overrides: as in the file.
+    config: its resolved config; empty in files of earlier versions.
+    directory: name of its directory.
+  """
+
+  sweep: str
+  overrides: Mapping[str, Any]
+  config: Mapping[str, Any]
+  directory: str
+
+
+def _known(workdir: pathlib.Path, name: str) -> list[_Known]:
+  """The items of the sweeps that were started in a directory, ours first."""
+  found = []
+  ours = workdir / f"sweep-{name}.json"
+  paths = sorted(workdir.glob("sweep-*.json"), key=lambda x: (x != ours, x))
+  for path in paths:
+    manifest = workdir_lib.read_json(path)
+    try:
+      found += [
+        _Known(
+          manifest["sweep"],
+          dict(item["overrides"]),
+          item.get("config", {}),
+          item["directory"],
+        )
+        for item in manifest["items"]
+      ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      raise UserError(f"{path}: is not a list of runs: {error!r}") from error
+  return found
+
+
+def _directory(
+  known: Sequence[_Known],
+  name: str,
+  config: Mapping[str, Any],
+  overrides: Mapping[str, Any],
+  earlier: Mapping[str, str],
+) -> str:
+  """The directory that an item has already, or "".
+
+  First by what the item sets, whatever its directory was called; then by its
+  config, for experiments that two sweeps, or two items, have in common.
+  """
+  as_json = json.loads(json.dumps({**overrides, **earlier}))
+  for one in known:
+    paths = {
+      key: pathlib.Path(str(one.overrides.get(key, ""))).name for key in earlier
+    }
+    if one.sweep == name and {**one.overrides, **paths} == as_json:
+      return one.directory
+  for one in known:
+    if one.config == config:
+      return one.directory
+  return ""
+
+
+def _varied(items: Iterable[Mapping[str, Any]]) -> set[str]:
+  """The settings that some items of a sweep have otherwise than others."""
+  items = list(items)
+  return {
+    key
+    for item in items
+    for key in item
+    if any(key not in x or x[key] != item[key] for x in items)
+  }
 
 
 def slug(
@@ -98,12 +179,12 @@ def slug(
   changed: Mapping[str, Any],
   keys: Iterable[str],
   earlier: Mapping[str, str] = {},
+  varied: Collection[str] = (),
 ) -> str:
   """A directory name for an item's changes: `num_memory_tokens=8,seed=42`.
 
-  Settings with the base's value are omitted: an experiment in two sweeps is run
-  once. The seed is always included. Different changes of the same base have
-  different names.
+  It has the settings that the sweep varies, the others that differ from the
+  base, and the seed. Different changes of the same base have different names.
 
   Args:
     base: config without the item's overrides, as plain data.
@@ -111,11 +192,13 @@ def slug(
     keys: "section.key" of the settings that the item sets.
     earlier: the name of the earlier run to which each setting's path refers; a
       digest of the name replaces the path.
+    varied: the settings in which the sweep's items differ.
   """
   before, after = sections.flatten(base), sections.flatten(changed)
   for key, name in earlier.items():
     after[key] = hashlib.sha256(name.encode()).hexdigest()[:8]
-  kept = [k for k in keys if before.get(k) != after[k] or k == "run.seed"]
+  named = {"run.seed", *varied}
+  kept = [k for k in keys if before.get(k) != after[k] or k in named]
   return naming.settings(kept, after) or "base"
 
 

@@ -1,4 +1,4 @@
-"""Runs the items of a sweep, one after another."""
+"""Runs the items of a sweep, one or several at a time."""
 
 import contextlib
 import os
@@ -6,10 +6,13 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
 
+from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.data import TASKS
 from loopjax.errors import UserError
@@ -18,25 +21,33 @@ from loopjax.sweep.items import SweepItem
 
 
 class StopRequest:
-  """Records a request to stop the sweep and forwards it to the current run.
+  """Records a request to stop the sweep and forwards it to the current runs.
 
   A run has its own process group: it receives signals only from this process,
-  and only once. It saves at the first signal and would be killed by a second.
+  and each only once. It saves at the first signal and would be killed by a
+  second.
 
   Attributes:
-    received: whether a signal was received.
+    received: whether the sweep is asked to stop.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.received = False
-    self._process = None
+    self._processes: list[subprocess.Popen] = []
+    # A signal may interrupt the handler of another one.
+    self._lock = threading.RLock()
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the block runs."""
+    """Handles SIGTERM, SIGINT and SIGHUP while the block runs.
+
+    Only the main thread of a program can; elsewhere it handles none.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_main else ()
     before = {
       which: signal.signal(which, self._note)
-      for which in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+      for which in signals
       if signal.getsignal(which) != signal.SIG_IGN  # Set by nohup.
     }
     try:
@@ -47,23 +58,62 @@ class StopRequest:
 
   def wait(self, process: subprocess.Popen) -> int:
     """Waits for a process, forwarding signals; returns its exit status."""
-    self._process = process
-    if self.received:  # Received before the process started.
-      process.terminate()
+    with self._lock:
+      self._processes.append(process)
+      if self.received:  # Received before the process started.
+        process.terminate()
     status = process.wait()
-    self._process = None
+    with self._lock:
+      self._processes.remove(process)
     return status
+
+  def send(self, which: signal.Signals) -> None:
+    """Asks all current runs, and those that begin now, to stop."""
+    with self._lock:
+      self.received = True
+      for process in self._processes:
+        process.send_signal(which)
 
   def _note(self, which, frame):
     del frame
-    self.received = True
-    if self._process is not None:
-      ctrl_c = which == signal.SIGINT
-      self._process.send_signal(signal.SIGINT if ctrl_c else signal.SIGTERM)
+    ctrl_c = which == signal.SIGINT
+    self.send(signal.SIGINT if ctrl_c else signal.SIGTERM)
+
+
+Cores = set[int] | None  # The CPU cores that a run may use; None for all.
+
+
+def split_cores(jobs: int) -> list[Cores]:
+  """Splits the cores of this process between jobs, neighbours together.
+
+  Prints a note where the system has no CPU affinity, for example on macOS.
+
+  Returns:
+    The cores of each job.
+
+  Raises:
+    UserError: there are more jobs than cores.
+  """
+  if jobs == 1:
+    return [None]
+  if not hasattr(os, "sched_getaffinity"):
+    print(
+      "note: this system cannot tie a run to cores: each may use all of them",
+      file=sys.stderr,
+    )
+    return [None] * jobs
+  cores = sorted(os.sched_getaffinity(0))
+  if jobs > len(cores):
+    raise UserError(f"--jobs={jobs}: there are only {len(cores)} CPU cores")
+  ends = [len(cores) * job // jobs for job in range(jobs + 1)]
+  return [set(cores[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
 def run_command(
-  command: Sequence[str], log: pathlib.Path, stop: StopRequest
+  command: Sequence[str],
+  log: pathlib.Path,
+  stop: StopRequest,
+  cores: Cores = None,
 ) -> tuple[int, str]:
   """Runs a command and appends its output to a log.
 
@@ -71,6 +121,7 @@ def run_command(
     command: program and arguments.
     log: path of the log.
     stop: forwards signals to the command.
+    cores: the CPU cores that the command may use.
 
   Returns:
     The exit status, negative if a signal ended the command, and its last line
@@ -85,13 +136,24 @@ def run_command(
       stderr=subprocess.STDOUT,
       process_group=0,
     ) as process:
+      if cores is not None:
+        # Before it starts threads, which inherit the cores. It may have ended.
+        with contextlib.suppress(ProcessLookupError):
+          os.sched_setaffinity(process.pid, cores)
       status = stop.wait(process)
     file.seek(before)
     said = file.read().strip().splitlines()
   return status, said[-1].strip() if said else ""
 
 
-_DIVERGED, _PREEMPTED, _LOST = 3, 4, 5  # Exit statuses of loopjax.main.
+DIVERGED, PREEMPTED, LOST = 3, 4, 5  # Exit statuses of loopjax.main.
+
+
+class _Numbered(NamedTuple):
+  """An item of a sweep and its number, from 1."""
+
+  number: int
+  item: SweepItem
 
 
 def run_items(
@@ -102,8 +164,11 @@ def run_items(
   dry_run: bool = False,
   limit: int = 0,
   only: int | None = None,
+  cores: Sequence[Cores] = (None,),
 ) -> tuple[dict[str, str], int]:
-  """Runs incomplete items and prints one line per item.
+  """Runs incomplete items and prints one line per item, as it ends.
+
+  Items that failed are named again at the end, on standard error.
 
   Args:
     items: from `make_items`.
@@ -112,36 +177,79 @@ def run_items(
     dry_run: only print the plan.
     limit: start at most this many; 0 for all.
     only: index of the only item to run; None for all.
+    cores: from `split_cores`; as many items run at once.
 
   Returns:
     {slug: one-line message} of the items that failed, and the exit status.
   """
-  failed, started, stopped, stop = {}, 0, 0, StopRequest()
-  with stop.listening():
-    for number, item in enumerate(items, 1):
-      if only not in (None, number - 1):
-        continue
-      state, message = _state(workdir / item.slug, item.config)
-      if state in ("new", "unfinished"):
-        started += 1
-        if limit and started > limit:
-          state = f"{state}, skipped by --limit"
-        elif dry_run:
-          state = f"{state}, would run"
-        elif missing := _missing(item, items, workdir):
-          state, message = "failed", f"needs {missing}, which is not complete"
-        else:
-          stopped, state, message = _run(item, workdir, arguments, stop)
-      if message:
-        failed[item.slug] = message
-      words = [f"{number}/{len(items)}", item.slug, state]
-      words += (
-        [message] if message else _result(workdir / item.slug, item.config)
-      )
-      print("  ".join(words), flush=True)
-      if stopped:
-        return failed, stopped
-  return failed, 1 if failed else 0
+  numbered = [_Numbered(*pair) for pair in enumerate(items, 1)]
+  waiting = numbered if only is None else numbered[only : only + 1]
+  running: dict[futures.Future, tuple[_Numbered, Cores]] = {}
+  free, stop = list(cores), StopRequest()
+  failed: dict[str, str] = {}
+  started = stopped = 0
+
+  def say(one: _Numbered, state: str, message: str) -> None:
+    slug = one.item.slug
+    if message:
+      failed[slug] = message
+    words = [f"{one.number}/{len(items)}", slug, state]
+    words += [message] if message else _result(workdir / slug, one.item.config)
+    print("  ".join(words), flush=True)
+
+  with stop.listening(), futures.ThreadPoolExecutor(len(cores)) as pool:
+    try:
+      while running or (waiting and not stopped):
+        next_one = _next(waiting, [one.item for one, _ in running.values()])
+        if next_one is None or not free or stopped:
+          for ended in futures.wait(running, None, "FIRST_COMPLETED").done:
+            one, its_cores = running.pop(ended)
+            free.append(its_cores)
+            status, *said = ended.result()
+            say(one, *said)
+            if status and not stopped:
+              stopped = status
+              if not stop.received:
+                stop.send(signal.SIGTERM)
+          continue
+        waiting.remove(next_one)
+        item = next_one.item
+        state, message = _state(workdir / item.slug, item.config)
+        if state in ("new", "unfinished"):
+          started += 1
+          if limit and started > limit:
+            state = f"{state}, skipped by --limit"
+          elif dry_run:
+            state = f"{state}, would run"
+          elif missing := _missing(item, items, workdir):
+            state, message = "failed", f"needs {missing}, which is not complete"
+          else:
+            its_cores = free.pop(0)
+            run = pool.submit(_run, item, workdir, arguments, stop, its_cores)
+            running[run] = next_one, its_cores
+            continue
+        say(next_one, state, message)
+    except BaseException:  # The pool waits for its runs.
+      stop.send(signal.SIGTERM)
+      raise
+  for slug, message in failed.items():
+    print(f"failed: {slug}: {message}", file=sys.stderr)
+  return failed, stopped or (1 if failed else 0)
+
+
+def _next(
+  waiting: Sequence[_Numbered], running: Iterable[SweepItem]
+) -> _Numbered | None:
+  """The first item that need not wait for a run; None if there is none.
+
+  An item waits for those from which it starts, and for one with its directory.
+  """
+  before = {item.slug for item in running}
+  for one in waiting:
+    if before.isdisjoint((one.item.slug, *one.item.needs)):
+      return one
+    before.add(one.item.slug)
+  return None
 
 
 def item_arguments(
@@ -178,7 +286,7 @@ def _state(
   Only a failed item has a message.
   """
   try:
-    workdir_lib.check_config(directory, config, "train_and_eval")
+    config_lib.check_config(directory, config, "train_and_eval")
     if not (directory / "summary.json").exists():
       there = (directory / "config.json").exists()
       return ("unfinished" if there else "new"), ""
@@ -198,6 +306,7 @@ def _run(
   workdir: pathlib.Path,
   arguments: Sequence[str],
   stop: StopRequest,
+  cores: Cores,
 ) -> tuple[int, str, str]:
   """Runs an item.
 
@@ -214,16 +323,16 @@ def _run(
     f"--workdir={directory}",
   ]
   start = time.monotonic()
-  status, last_line = run_command(command, log, stop)
-  if status == _PREEMPTED or (stop.received and status < 0):
-    return _PREEMPTED, "preempted; the same command resumes it", ""
-  if status == _LOST:
-    return _LOST, "lost a process; the same command resumes it", ""
-  stopped = _PREEMPTED if stop.received else 0
+  status, last_line = run_command(command, log, stop, cores)
+  if status == PREEMPTED or (stop.received and status < 0):
+    return PREEMPTED, "preempted; the same command resumes it", ""
+  if status == LOST:
+    return LOST, "lost a process; the same command resumes it", ""
+  stopped = PREEMPTED if stop.received else 0
   state, message = _state(directory, item.config)
   if status == 0 and state == "complete":
     return stopped, f"done in {time.monotonic() - start:.0f} s", ""
-  if status == _DIVERGED and state == "failed":
+  if status == DIVERGED and state == "failed":
     return stopped, state, message
   if last_line.startswith("error: "):  # A self-explanatory message.
     return stopped, "failed", last_line.removeprefix("error: ")

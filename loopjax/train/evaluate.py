@@ -82,7 +82,7 @@ def check_metric(
     metric: "split/score", with a leading minus if lower is better.
   """
   batch = next(pipeline.iterate(dataset.batches, num_threads=0))
-  params = program.abstract_state.params
+  params = program.abstract_params
   sizes = _group_sizes(dataset)
   shapes = jax.eval_shape(_step(program), params, batch, group_sizes=sizes)
   sums = jax.tree.map(lambda leaf: np.ones(leaf.shape), shapes)
@@ -109,7 +109,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
       graphdef=program.graphdef,
       score=task.score,
       num_loops=settings.eval_loops,
-      kind=settings.eval.loop_kind,
+      kind=settings.eval.execution,
       trace=tuple(
         name
         for name in family.traces

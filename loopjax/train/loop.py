@@ -237,7 +237,9 @@ def _evaluate(
   settings = context.program.settings
   options = settings.run
   scores = context.evaluator(
-    step.scored_params(state), "validation", settings.eval.num_examples
+    context.program.scored_params(state),
+    "validation",
+    settings.eval.num_examples,
   )
   for split, values in scores.items():
     writer.write(at, split, values)

@@ -19,6 +19,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import settings as settings_lib
 from loopjax.errors import UserError, local_path
+from loopjax.nn import lora
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import (
@@ -40,7 +41,7 @@ from loopjax.types import Dataset
 # reported results.
 SPLITS = ("train", "validation", "test")
 # Settings of section eval that change the scores at the end of training.
-_SCORING = ("num_loops", "loop_kind", "depth_factor", "depth_examples")
+_SCORING = ("num_loops", "execution", "depth_factor", "depth_examples")
 
 
 def make_datasets(
@@ -111,7 +112,7 @@ def run(
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
     processes.from_process_0(
-      lambda: workdir_lib.check_config(workdir, settings.plain, mode, extend)
+      lambda: config_lib.check_config(workdir, settings.plain, mode, extend)
     )
     scores = processes.from_process_0(
       lambda: list(
@@ -159,7 +160,7 @@ def _admit(
   settings: config_lib.Settings, workdir: pathlib.Path, mode: str, extend: bool
 ) -> dict[str, Any] | None:
   """Refuses invalid requests; returns the summary if the run is complete."""
-  workdir_lib.check_config(workdir, settings.plain, mode, extend)
+  config_lib.check_config(workdir, settings.plain, mode, extend)
   if extend:
     _check_extension(settings, workdir)
   if mode == "eval":
@@ -173,6 +174,11 @@ def _admit(
     raise UserError(
       "model.precision='bfloat16_params' is for inference only: rounding would"
       " lose updates of bfloat16 parameters"
+    )
+  if settings.optim.lora_rank and not settings.run.init_from:
+    raise UserError(
+      f"optim.lora_rank={settings.optim.lora_rank} needs run.init_from, the"
+      " trained model that the pairs adapt"
     )
   boards.check(settings.run.wandb_project)
   by_score = ("keep_best", "stop_after")
@@ -205,7 +211,7 @@ def _check_extension(
     raise UserError(
       f"--extend: {workdir} contains no run; --workdir=DIR names it"
     )
-  before = workdir_lib.read_config(workdir)["run"]
+  before = config_lib.read_config(workdir)["run"]
   if settings.run.num_steps < before["num_steps"]:
     raise UserError(
       f"--extend: run.num_steps={settings.run.num_steps} is less than the"
@@ -222,7 +228,7 @@ def _check_extension(
 
 def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
   """Raises UserError if a complete run was scored with other settings."""
-  before = workdir_lib.read_json(workdir / "config.json").get("eval", {})
+  before = config_lib.read_config(workdir).get("eval", {})
   for name in _SCORING:
     here = settings.plain["eval"][name]
     if before.get(name, here) != here:
@@ -257,6 +263,9 @@ def _train_and_evaluate(
     # Saved now: the runs from which it starts may continue meanwhile.
     context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
   if jax.process_index() == 0:
+    if not restored and (source := settings.run.init_from):
+      tokenizer = settings.plain["task"].get("tokenizer", "")
+      workdir_lib.keep_hub_files(local_path(source), context.workdir, tokenizer)
     workdir_lib.write_json(context.workdir / "config.json", settings.plain)
     # Written last: an unfinished run has no summary.
     (context.workdir / "summary.json").unlink(missing_ok=True)
@@ -292,7 +301,7 @@ def _train_and_evaluate(
   finally:
     writer.close()
   summary = scoring.run_facts(
-    context, step.scored_params(state), int(state.step), started
+    context, context.program.scored_params(state), int(state.step), started
   )
   return {
     "status": outcome.status,
@@ -362,10 +371,10 @@ def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
   _, loaded = restore.chosen_params(
     local_path(options.init_from),
     None,
-    context.program.abstract_state.params,
+    context.program.abstract_params,
     f"run.init_from={options.init_from}",
     options.init_fresh,
   )
-  params = integrity.merged(state.params, loaded)
+  base, params = (lora.replaced(x, loaded) for x in (state.base, state.params))
   ema = jax.tree.map(jnp.copy, params) if state.ema else {}
-  return state._replace(params=params, ema=ema)
+  return state._replace(params=params, ema=ema, base=base)

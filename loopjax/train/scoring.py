@@ -69,7 +69,7 @@ def final_scores(
   finish: Finish,
 ) -> list[str]:
   """Final scores and figures; names of the figures that failed."""
-  params, at = step.scored_params(state), int(state.step)
+  params, at = context.program.scored_params(state), int(state.step)
   # Both may score the same training examples, with the same result.
   often = context.evaluator(params, "validation")
   for split, scores in (often | context.evaluator(params, "test")).items():
@@ -96,7 +96,7 @@ def score_checkpoint(
     at = restore.best(workdir, context.checkpoints.scores)
   elif wanted != "newest":
     at = int(wanted)
-  abstract = context.program.abstract_state.params
+  abstract = context.program.abstract_params
   at, params = restore.chosen_params(
     workdir, at, abstract, f"--workdir={workdir}"
   )

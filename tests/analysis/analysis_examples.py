@@ -26,7 +26,7 @@ _MODELS = {  # Small configs by family.
   },
   "sleep": {
     "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
-    "key_width": 8, "value_width": 8, "window": 8, "num_passes": 2,
+    "key_width": 8, "value_width": 8, "window": 8, "num_loops": 2,
   },
 }  # fmt: skip
 

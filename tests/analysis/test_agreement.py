@@ -31,7 +31,7 @@ def test_a_model_agrees_with_a_teacher_that_it_is(monkeypatch):
   base = "smoke,model.num_loops=1,model.init_std=0.5"
   taught, teacher = (
     config_lib.resolve(load_config("lm_melt", f"{base},{change}"))
-    for change in ("model.gate=last,optim.gate_rate=1.0", "model.name=looped")
+    for change in ("model.gate=last,optim.rates=()", "model.name=looped")
   )
   program = program_lib.make_program(taught, jax.devices()[:1], teacher=teacher)
   dataset = train.make_datasets(taught, program.mesh, ("test",))["test"]

@@ -162,7 +162,7 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
     if workdir.name == "none":
       raise UserError(f"{workdir} contains no run")
     config = load_config("lm_melt", f"smoke,model.name={workdir.name}")
-    config.optim.gate_rate = 1.0  # The looped model has no gates.
+    config.optim.rates = ()  # The looped model has no gates.
     settings = config_lib.resolve(config)
     return trained.TrainedModel(settings, *make_model(settings), 0)
 

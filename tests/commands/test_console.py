@@ -35,6 +35,7 @@ def start(monkeypatch, *arguments):
     (["describe"], ["loopjax.main", "--mode=describe"]),
     (["sweep", "--sweep=s"], ["loopjax.sweep", "--sweep=s"]),
     (["report", "runs/a"], ["loopjax.report", "runs/a"]),
+    (["table", "runs/a"], ["loopjax.report.table", "runs/a"]),
     (["fit", "--help"], ["loopjax.fit", "--help"]),
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
     (["generate", "--chat"], ["loopjax.generate", "--chat"]),
@@ -75,7 +76,7 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert (ended.value.code, started) == (2, [])
   assert capsys.readouterr().err == (
     "error: unknown command 'dance'; expected one of train, score, describe,"
-    " sweep, report, fit, analysis, eval, answers, generate, hub, serve,"
+    " sweep, report, table, fit, analysis, eval, answers, generate, hub, serve,"
     " watch, play, zoo\n"
   )
   with pytest.raises(SystemExit):

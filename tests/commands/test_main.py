@@ -246,6 +246,24 @@ def test_a_config_may_be_a_word_of_its_own(capsys):
   assert any(line.startswith("task        name=sudoku, ") for line in lines)
 
 
+@pytest.mark.parametrize(
+  ("config", "line"),
+  [
+    ("lm_recurrent:smoke", "  injection injection=linear, anchor_scale=1.0"),
+    (
+      "gsm_sleep:smoke",
+      "  gradient  num_with_gradient=0, gradient_cut=hidden,",
+    ),
+  ],
+)
+def test_settings_are_described_by_mechanism(config, line, capsys):
+  assert command(main_lib.main, f"--config={config}", "--mode=describe") == 0
+  said = capsys.readouterr().out
+  assert f"\n{line}" in said
+  for setting in ("num_with_gradient", "injection", "num_loops", "width"):
+    assert said.count(f" {setting}=") == 1 + (setting == "num_loops")  # eval's.
+
+
 def test_a_config_without_its_flag_is_suggested(capsys):
   assert command(main_lib.main, "sudoku_utm") == 2
   meant = "'sudoku_utm' is not a flag; did you mean --config=sudoku_utm?"

@@ -23,7 +23,7 @@ NATURAL = {
   "eval.num_loops": (1,), "model.num_cycles": (1,), "model.num_global_slots":
   (0,), "model.num_latent_steps": (1,), "model.num_local_slots": (0,),
   "model.num_loops": (1, 2, 16), "model.num_memory_tokens": (0,),
-  "model.num_passes": (1, 2), "model.num_prelude": (0,), "model.ponder_weight":
+  "model.num_prelude": (0,), "model.ponder_weight":
   (0.0, 0.1), "model.scale_from_step": (1,), "model.window": (16,),
   "optim.clip_norm": (0.0,), "optim.ema_decay": (0.0,), "optim.frozen": ("x",),
   "optim.warmup_steps": (0,), "optim.weight_decay": (0.0,), "run.batch_size":
@@ -39,7 +39,7 @@ NATURAL = {
 NEEDED = {
   "model.distill=.*": "needs run.teacher",
   "model.name=melt": "needs run.teacher",
-  "model.gradient_cut=.*": "no effect while model.gradient_passes=0",
+  "model.gradient_cut=.*": "no effect while model.num_with_gradient=0",
   "model.ponder_over=cells": "no effect while model.ponder_weight=0",
   "model.positions=.*": "no effect while model.mixer='mlp'",  # Of mazes.
   "task.augment=True": "no effect while task.num_train_mazes=0",
@@ -122,6 +122,12 @@ def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
   assert capsys.readouterr().err == ""
 
 
+def test_a_rate_names_what_it_applies_to():
+  config = load_config("lm_melt", "tiny,optim.rates=('gate=2','mlp/gate=3')")
+  with refused("'mlp/gate=3' applies to no parameter of this model"):
+    config_lib.resolve(config)
+
+
 @pytest.mark.parametrize(
   ("name", "arg", "key", "value"),
   [
@@ -131,7 +137,7 @@ def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
      0.0),
     ("lm_recurrent", "tiny,model.depth=learned", "model.depth_per", "row"),
     ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
-    ("lm_melt", "tiny,model.gate=last", "optim.gate_rate", 1.0),
+    ("lm_melt", "tiny,model.gate=last", "optim.rates", []),
     ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
   ],
 )  # fmt: skip
@@ -164,8 +170,8 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
      "num_examples has no effect while eval.every=0"),
     ("lm_looped", "model.num_loops=1,model.exit_gate=joint",
      "exit_gate='joint' needs model.num_loops of at least 2"),
-    ("lm_melt", "model.gate=last,optim.gate_rate=4.0",
-     "optim.gate_rate=4.0 has no effect"),
+    ("lm_melt", "model.gate=last,optim.rates=('latent_gates=4',)",
+     "optim.rates: 'latent_gates=4' applies to no parameter"),
     ("lm_recurrent", "model.depth=learned,model.depth_per=step",
      "needs model.depth_per='row'"),
     ("sudoku_utm", "model.name=transformer,eval.depth_factor=4",

@@ -55,7 +55,7 @@ def test_every_config_has_the_presets_and_says_what_they_are(name):
 def test_small_presets_do_not_inherit_what_accelerators_need(name, preset):
   """Presets are laid over the paper's, whose batches and loops are split."""
   config = load_config(name, preset)
-  assert (config.run.num_microbatches, config.loop.kind) == (1, "scan")
+  assert (config.run.num_microbatches, config.loop.execution) == (1, "scan")
 
 
 # Those of "smoke" are resolved where `test_main_accepts_every_item` makes them.
@@ -203,7 +203,8 @@ PAPERS = {
   "lm_melt": {
     "run.num_steps": 500, "run.batch_size": 32, "task.sequence_length": 10_000,
     "model.chunk_size": 500, "model.num_layers": 24, "model.width": 2048,
-    "model.num_loops": 4, "optim.learning_rate": 8e-6, "optim.gate_rate": 62.5,
+    "model.num_loops": 4, "optim.learning_rate": 8e-6,
+    "optim.rates": ["latent_gates=62.5"],
     "optim.b2": 0.95, "optim.weight_decay": 1e-4, "optim.clip_norm": 1.0,
   },
   # Stage 1b: 3 trillion tokens, 4 loops (arXiv 2510.25741).
@@ -376,7 +377,7 @@ def test_wrong_arguments_are_named(arg, message):
     ({"model.name": "gpt"}, "model.name='gpt'"),
     ({"task.name": "chess"}, "task.name='chess'"),
     ({"model.halting": "atc"}, "act, ponder, fixed; did you mean 'act'"),
-    ({"loop.kind": "while"}, "loop.kind='while'"),
+    ({"loop.execution": "while"}, "loop.execution='while'"),
     ({"loop.remat": "some"}, "loop.remat='some'"),
     ({"run.num_steps": 0}, "run.num_steps=0"),
     ({"eval.num_loops": 10**30}, r"eval.num_loops=1(0{30}) must be less than"),
@@ -390,7 +391,7 @@ def test_wrong_arguments_are_named(arg, message):
     ({"eval.checkpoint": "last"}, "eval.checkpoint='last'"),
     ({"run.log_every": 1}, "run.log_every=1 must be a multiple"),
     ({"eval.every": 7}, "eval.every=7"),
-    ({"eval.loop_kind": "unroll"}, "eval.loop_kind='unroll'"),
+    ({"eval.execution": "unroll"}, "eval.execution='unroll'"),
     ({"eval.num_examples": 64}, "eval.num_examples has no effect"),
     ({"mesh.data": 0}, "needs positive sizes"),
     ({"model.router_bias": float("nan")}, "must be a finite float"),
@@ -415,7 +416,7 @@ def test_all_mistakes_are_named_at_once():
   config = load_config("sudoku_utm", "smoke")
   wrong = {
     "model.num_loops": 0, "model.rope_base": 0.0, "optim.schedule": "x",
-    "optim.name": "sgd", "eval.loop_kind": "unroll",
+    "optim.name": "sgd", "eval.execution": "unroll",
   }  # fmt: skip
   config_lib.override(config, wrong)
   with pytest.raises(UserError) as raised:

@@ -29,10 +29,10 @@ OF_FAMILY = {
     "num_memory_heads": 2,
     "key_width": 8,
     "value_width": 8,
-    "num_passes": 2,
+    "num_loops": 2,
     "window": 16,
-    "num_prelude_layers": 0,
-    "num_coda_layers": 0,
+    "num_prelude": 0,
+    "num_coda": 0,
   },
   "adaptive": {"num_local_slots": 4, "num_global_slots": 4, "num_loops": 2},
 }

@@ -80,6 +80,29 @@ def test_expressions_are_compared_by_their_value():
   assert not check("I do not know", "2")
 
 
+@pytest.mark.parametrize(
+  ("text", "answer", "right"),
+  [
+    ("the castle", "the castle", "exact contains"),
+    ("  the\n castle\t", "the  castle", "exact contains"),
+    ("It is the castle.", "the castle", "contains"),
+    ("The castle", "the castle", "ignored"),  # Only without its case.
+    ("thecastle", "the castle", ""),
+    ("the castl", "the castle", ""),
+    ("", "the castle", ""),
+  ],
+)
+def test_text_is_compared_but_for_its_white_space(text, answer, right):
+  def check(name, ignore_case=False):
+    made = questions_lib.make_check(name, [], ignore_case)
+    return made(text, answer)
+
+  assert check("exact") is ("exact" in right)
+  assert check("contains") is ("contains" in right)
+  for name in ("exact", "contains"):
+    assert check(name, True) is (name in right or right == "ignored")
+
+
 def test_files_name_the_question_differently(tmp_path):
   path = tmp_path / "q.jsonl"
   rows = (
@@ -258,6 +281,7 @@ OTHER = {
   "exit_rule": "kl", "exit_kept": "state", "cache_kind": "mean",
   "max_tokens": 33, "prefix_mib": None, "weights": "int8", "limit": None,
   "template": "Q: {question}", "chat": "", "check": "math", "k": None,
+  "ignore_case": "",
   "slots": None, "out": "there", "max_new_tokens": 7, "samples": None,
   "stop": "e", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
   "repetition_penalty": 1.5, "seed": 5, "exit_threshold": 0.5,
@@ -354,6 +378,7 @@ def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
     (["--limit=-1"], "--limit=-1 must be at least 0"),
     (["--exit_rule=gate"], "--exit_rule=gate has no effect without"),
     (["--check=text"], "invalid choice: 'text'"),
+    (["--ignore_case"], "--ignore_case has no effect with --check=number"),
     (["--questions=no.jsonl"], "no.jsonl"),
     (["--chat"], "chat template"),
     (["--max_new_tokens=0"], "max_new_tokens=0"),
@@ -375,6 +400,25 @@ def test_mistakes_are_one_line(flags, said, run, tmp_path, refusal):
   assert said in refusal(entry.main, arguments, said=True)
   # Correct flags work next: flags of a failed command are not stored.
   assert not any(path.read_text() for path in tmp_path.glob("out/*"))
+
+
+def test_answers_in_words_are_scored(run, tmp_path, capsys):
+  """The text itself is right, and also a part of it; the file says how."""
+  flags = ("--temperature=0", f"--out={tmp_path}")
+  assert answer(run, write(tmp_path / "a.jsonl", "1234"), *flags) == 0
+  texts = [row["text"] for row in rows_of(tmp_path / "a.answers.jsonl")]
+  assert all(len(text.split()[0]) > 1 for text in texts)
+  for check, of in (
+    ("exact", lambda text: text),
+    ("contains", lambda text: text.split()[0][1:]),
+  ):
+    questions = write(tmp_path / f"{check}.jsonl", map(of, texts))
+    wanted = (f"--check={check}", *flags)
+    assert answer(run, questions, *wanted) == 0
+    result = workdir_lib.read_json(tmp_path / f"{check}.answers.json")
+    assert result["metrics"]["pass@1"] == 1 and result["check"] == check
+    assert answer(run, questions, *wanted, "--ignore_case") == 2
+    assert "ignore_case=None, not True" in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_answers_is_refused(run, answered, tmp_path, capsys):

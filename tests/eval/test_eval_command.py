@@ -59,7 +59,7 @@ def test_what_a_score_depends_on_is_recorded(runs, folder):
     "task": "sums_0shot_local", "limit": 2, "num_fewshot": 0, "num_loops": 3,
     "trained_num_loops": 2, "tokenizer": "bytes", "context_length": 48,
     "chat_template": None, "step": 0, "model": "looped",
-    "exit": {"loop_kind": "scan", "threshold": None},
+    "exit": {"execution": "scan", "threshold": None},
   }  # fmt: skip
   assert {key: result[key] for key in expected} == expected
   assert result["metrics"]["n"] == 2

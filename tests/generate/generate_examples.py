@@ -28,13 +28,14 @@ SMALL = {
     **STACK, "num_loops": 2, "chunk_size": 1, "distill": "none",
     "rope_base": 1e4, "init_std": 0.3, "precision": "float32",
   },
+  "plt": {**STACK, "num_loops": 3, "window": 4, "init_std": 0.3},
   "ponderlm": {**STACK, "num_loops": 2, "tied": False, "init_std": 0.3},
   "recurrent": {
     **STACK, "num_layers": 1, "num_prelude": 1, "num_coda": 1, "num_loops": 3,
     "init_std": 0.3,
   },
   "sleep": {
-    "width": 16, "num_heads": 2, "num_passes": 2, "window": 4,
+    "width": 16, "num_heads": 2, "num_loops": 2, "window": 4,
     "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": {**STACK, "num_loops": 2, "init_std": 0.3},

@@ -420,6 +420,9 @@ def test_impossible_requests_are_refused(request_of, says):
 @pytest.mark.parametrize(("name", "options", "says"), [
   ("sleep", {"cache_kind": "per_loop"}, "fast_weights"),
   ("transformer", {"cache_kind": "mean"}, "cache_kind='mean'"),
+  ("plt", {"cache_kind": "per_loop"}, "'per_loop' is not one of window"),
+  ("plt", {"exit_rule": "change"}, "exit_rule='change'"),
+  ("plt", {"prefix_mib": 1}, "'window' does not support prefix sharing"),
   ("disco", {"exit_rule": "gate"}, "needs an exit gate, which"),
   ("ponderlm", {"exit_kept": "state"}, "reads more than the last state"),
   ("transformer", {"exit_rule": "change"}, "exit_rule='change'"),

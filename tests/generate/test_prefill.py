@@ -181,6 +181,7 @@ def test_prefixes_are_of_the_same_loops():
   ("looped", {"exit_kept": "computed"}, 1, "exit_kept='computed' runs all"),
   ("looped", {"cache_kind": "mean", "prompt_tokens": 9}, 1, "stores all loops"),
   ("transformer", {}, 1, "prefill_loops: this model family"),
+  ("plt", {}, 1, "prefill_loops: this model family"),
   ("sleep", {}, 1, "prefill_loops: this model family"),
   ("adaptive", {}, 1, "prefill_loops: this model family"),
 ])  # fmt: skip

@@ -257,6 +257,7 @@ def test_drafts_become_as_many_as_are_accepted():
   ("melt", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("sleep", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("transformer", {}, {"draft_loops": 1}, "draft_loops: this model family"),
+  ("plt", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("adaptive", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("ponderlm", {"changes": {"residual": "running", "num_loops": 3}},
    {"draft_loops": 1}, "needs the embeddings of all"),

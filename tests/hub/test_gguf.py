@@ -12,7 +12,9 @@ import texts_examples as texts
 import tokenizers
 from flax import nnx
 from in_float64 import without_rounding
+from tests_support import ROOT, command
 
+from loopjax import main
 from loopjax.errors import UserError
 from loopjax.generate import chat
 from loopjax.hub import __main__ as hub
@@ -296,6 +298,15 @@ def test_a_damaged_file_is_one_line(damage, message, tmp_path, capsys):
   path = make(tmp_path / "gguf")
   path.write_bytes(damage(path.read_bytes()))
   assert_refused(path, message, tmp_path, capsys)
+
+
+def test_a_config_imports_a_file(tmp_path):
+  file = make(tmp_path / "models")
+  config = f"--config={ROOT / 'configs/lm_tune.py'}:smoke,import={file}"
+  arguments = (config, "--mode=describe")
+  assert command(main.main, *arguments, directory=tmp_path) == 0
+  found = workdir_lib.read_config(tmp_path / "runs" / file.stem)
+  assert found["model"]["name"] == "looped"
 
 
 def test_a_folder_is_needed_elsewhere(tmp_path):

@@ -63,7 +63,7 @@ def score(run, task, step=0, **changes):
   (run / "eval").mkdir(exist_ok=True)
   found = {
     "task": task, "step": step, "num_loops": 4, "num_fewshot": 5,
-    "exit": {"loop_kind": "scan", "threshold": None}, "context_length": 9,
+    "exit": {"execution": "scan", "threshold": None}, "context_length": 9,
     "limit": 40, "sha256": "5ec0" * 16,
     "metrics": {"accuracy": 0.3, "accuracy/standard_error": 0.0725, "n": 40.0},
     **changes,

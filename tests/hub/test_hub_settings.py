@@ -10,8 +10,9 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert, retrofit
 from loopjax.loop import injection
-from loopjax.models import MODELS
+from loopjax.models import MODELS, causal
 from loopjax.models.recurrent import config as recurrent
+from loopjax.nn import stack
 
 NAMES = tuple(convert.LAYOUTS)
 OF_ALL = {
@@ -23,7 +24,9 @@ OF_ALL = {
 }
 # Unsupported features by layout: a setting with this value is refused.
 REFUSED = {
-  **dict.fromkeys(("ouro", "qwen3", "qwen2", "llama"), OF_ALL),
+  **dict.fromkeys(
+    ("ouro", "iquestloopcoder", "qwen3", "qwen2", "llama"), OF_ALL
+  ),
   "mistral": {**OF_ALL, "sliding_window": 4096},
   "nanbeige": {
     **OF_ALL, "loop_loss_weights": [1.0], "qk_layernorm": True,
@@ -53,6 +56,10 @@ READ = {
   **dict.fromkeys(("qwen3", "qwen2", "llama", "mistral"), OF_BLOCKS),
   "ouro": {**OF_BLOCKS, "total_ut_steps": ("num_loops", 7)},
   "nanbeige": {**OF_BLOCKS, "num_loops": ("num_loops", 7)},
+  "iquestloopcoder": {
+    **OF_BLOCKS, "loop_num": ("num_loops", 7),
+    "loop_window_size": ("window", 5),
+  },
   "huginn_raven": {
     "n_embd": ("width", 48), "n_heads": ("num_heads", 6),
     "num_key_value_heads": ("num_key_value_heads", 1),
@@ -68,14 +75,17 @@ READ = {
 OPTIONAL = {"num_key_value_heads", "head_dim"}
 # Settings of training, or implied by the weights.
 NOT_EXPORTED = {
-  "precision", "init_std", "dropout", "entropy_weight", "depth", "depth_sigma",
-  "calibrated", "max_loops", "depth_per", "growth_steps", "growth_loops",
+  "precision", "init_std", "dropout", "entropy_weight", "gate_bias", "depth",
+  "depth_sigma", "calibrated", "max_loops", "depth_per", "growth_steps",
+  "growth_loops",
 }  # fmt: skip
 WORDS = {
-  "mlp": ("gelu", "swiglu"), "loop_norm": ("per_loop", "final_only"),
+  "mlp": ("gelu", "swiglu"), "loop_norm": tuple({
+    *causal.LOOP_NORMS, *recurrent.LOOP_NORMS
+  }),
   "exit_gate": ("none", "joint", "alone", "unused"),
-  "norm_order": recurrent.NORM_ORDERS, "injection": tuple(injection.INJECTIONS),
-  "exit_norm": recurrent.EXIT_NORMS, "state": recurrent.STATES,
+  "norm_order": stack.NORM_ORDERS, "injection": tuple(injection.INJECTIONS),
+  "state": recurrent.STATES,
   "update": recurrent.UPDATES, "rope_scaling": ((8.0, 1.0, 4.0, 16.0),),
 }  # fmt: skip
 
@@ -184,7 +194,7 @@ def test_settings_of_ours_are_exported_or_refused(name):
     ("injection", "add"),
     ("state", "zero"),
     ("prelude_norm", True),
-    ("exit_norm", "plain"),
+    ("loop_norm", "plain"),
     ("update", "gate"),
   ],
 )

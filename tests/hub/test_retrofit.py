@@ -19,7 +19,7 @@ from loopjax.saved import language_model
 
 TOKENS = np.arange(18).reshape(2, 9) % 11
 PLAIN = {
-  "injection": "none", "state": "input", "exit_norm": "none",
+  "injection": "none", "state": "input", "loop_norm": "final_only",
   "norm_order": "pre", "depth": "fixed", "num_with_gradient": 0,
   "num_prelude": 1, "num_layers": 2, "num_coda": 1, "num_loops": 1,
 }  # fmt: skip
@@ -29,7 +29,7 @@ SOURCES = {  # Four layers each.
     "num_loops": 2, "num_layers": 2, "loop_norm": "final_only",
   },
   "looped": {
-    "num_loops": 1, "num_layers": 4, "tied": False, "post_norm": True,
+    "num_loops": 1, "num_layers": 4, "tied": False, "norm_order": "branch",
     "num_key_value_heads": 1, "qk_norm": True, "value_bias": True,
     "norm_epsilon": 0.01, "exit_gate": "unused",
   },

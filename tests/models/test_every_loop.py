@@ -15,8 +15,9 @@ TARGETS = jnp.roll(TOKENS, -1, axis=1)
 READ_OUT = [
   ("looped", {"num_loops": 3}),
   ("recurrent", {"num_loops": 3, "state": "normal"}),
-  ("recurrent", {"num_loops": 3, "update": "gate", "exit_norm": "none"}),
+  ("recurrent", {"num_loops": 3, "update": "gate", "loop_norm": "final_only"}),
   ("disco", {"num_loops": 3, "loop_norm": "final_only"}),
+  ("plt", {"num_loops": 3}),
   ("ponderlm", {"num_loops": 3}),
   ("transformer", {"num_loops": 3}),
 ]

@@ -23,7 +23,7 @@ from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
-from loopjax.nn import stack
+from loopjax.nn import block
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.types import (
   PRECISIONS,
@@ -59,6 +59,7 @@ SMALL = {
     "rope_base": 1e4, "init_std": 0.2,
     "precision": "float32",
   },
+  "plt": {**STACK, "window": 3},
   "ponderlm": {**STACK, "tied": False},
   "recurrent": {
     **STACK, "num_layers": 1, "num_prelude": 1, "num_coda": 1,
@@ -66,7 +67,7 @@ SMALL = {
     "init_std": 0.1,
   },
   "sleep": {
-    "width": 16, "num_heads": 2, "num_passes": LOOPS,
+    "width": 16, "num_heads": 2, "num_loops": LOOPS,
     "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": STACK,
@@ -84,19 +85,19 @@ LOOPED = by_size(
 # Those that read out after every loop, and keep keys and values of each.
 READ_OUT = by_size(set(CAUSAL) - {"adaptive", "sleep"})
 DROPPING = by_size(set(READ_OUT) - {"melt"})
-# What a family calls its number of loops.
-NUM_LOOPS = {"sleep": "num_passes"}
 # Values of every setting, of which one is not that of a family's small model.
 VALUES = {
   "width": (32,), "num_heads": (1,), "num_layers": (4,), "mlp_ratio": (2.0,),
   "mlp": ("gelu", "swiglu"), "num_loops": (3,), "rope_base": (100.0,),
   "init_std": (0.5,), "precision": ("bfloat16",), "dropout": (0.5,),
-  "loop_norm": ("final_only",),
+  "loop_norm": ("final_only", "per_loop"),
   # Ouro.
   "num_key_value_heads": (1,), "head_width": (4,), "qk_norm": (True,),
   "exit_gate": ("alone",), "entropy_weight": (0.5,),
   "value_bias": (True,), "norm_epsilon": (0.5,),
   "rope_scaling": ((8.0, 1.0, 4.0, 8.0),),
+  # PLT.
+  "window": (5,),
   # UTM.
   "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
   "positions": ("offset", "overlap"), "step_embedding": ("clamp",),
@@ -106,12 +107,12 @@ VALUES = {
   # DiscoLoop and PonderLM.
   "gate": ("learned", "fixed"), "gate_value": (0.5,), "temperature": (2.0,),
   "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
-  "residual": ("running",), "tied": (True, False), "post_norm": (True,),
+  "residual": ("running",), "tied": (True, False),
   "embedding_scale": ("sqrt_width",), "input_scale": (2.0,),
   # Recurrent depth.
   "num_prelude": (2,), "num_coda": (2,), "qk_bias": (True,),
   "norm_order": ("pre", "branch"), "injection": ("add", "diagonal"),
-  "anchor_scale": (0.5,), "prelude_norm": (True,), "exit_norm": ("plain",),
+  "anchor_scale": (0.5,), "prelude_norm": (True,),
   "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
   "depth": ("poisson", "uniform"), "depth_sigma": (1.5,), "calibrated": (True,),
   "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
@@ -154,9 +155,6 @@ MATTERS_WITH = {
 
 
 def config_of(name, **changes):
-  if "num_loops" in changes:
-    loops = changes.pop("num_loops")
-    changes[NUM_LOOPS.get(name, "num_loops")] = loops
   return MODELS[name].Config(**{**SMALL[name], **changes})
 
 
@@ -515,13 +513,13 @@ def test_no_setting_is_ignored(name):
 
 @crossing("name", DROPPING)
 def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
-  """Layers that show their key in the place of what they make."""
+  """Blocks that show their key in the place of what they make."""
 
-  def shown(layers, x, cache, metadata, *, keys, **options):
-    del layers, metadata, options
-    return jax.vmap(lambda k: jax.random.normal(k, x.shape[1:]))(keys), cache
+  def shown(self, x, mixed, keys):
+    del self, mixed
+    return jax.vmap(lambda k: jax.random.normal(k, x.shape[1:]))(keys)
 
-  monkeypatch.setattr(stack, "run_layers", shown)
+  monkeypatch.setattr(block.Block, "add", shown)
   model = examples.merged(MODELS[name], config_of(name, num_loops=3), SPEC)
 
   @jax.jit

@@ -41,7 +41,7 @@ CASES = {
   "sleep": (
     "sleep",
     {
-      "width": 16, "num_heads": 2, "num_passes": 2, "window": 4,
+      "width": 16, "num_heads": 2, "num_loops": 2, "window": 4,
       "num_memory_heads": 2, "key_width": 8, "value_width": 8,
     },
     8,
@@ -250,7 +250,7 @@ SCALES = [
   if preset in namespace(name)["PRESETS"]
 ]
 # What no kernel sees, for the time that tracing takes.
-FEW = {"num_loops": 2, "num_passes": 1, "num_with_gradient": 1}
+FEW = {"num_loops": 2, "num_with_gradient": 1}
 # Why presets take no kernels, whatever their precision.
 WITHOUT = {"sudoku_trm": "no effect with model.mixer='mlp'"}
 OF_FLOAT32 = "(16-bit|bfloat16) inputs"

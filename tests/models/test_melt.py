@@ -23,7 +23,7 @@ from loopjax.models.melt import algorithm, training
 LENGTH, LOOPS = 8, 3
 SIZES = {
   "width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS,
-  "mlp": "swiglu", "mlp_ratio": 2.0, "post_norm": True, "tied": False,
+  "mlp": "swiglu", "mlp_ratio": 2.0, "norm_order": "branch", "tied": False,
   "rope_base": 1e4, "init_std": 0.2, "precision": "float32",
 }  # fmt: skip
 TOKENS = jax.random.randint(jax.random.key(5), (2, LENGTH), 0, 20)
@@ -104,7 +104,7 @@ def student(config):
   [
     ({}, 4, None),
     ({"num_key_value_heads": 1}, 2, None),
-    ({"gate": "scalar", "post_norm": False}, 1, None),
+    ({"gate": "scalar", "norm_order": "pre"}, 1, None),
     ({}, 2, 0.3),
     ({"gate": "mean"}, 4, None),
     ({"gate": "ema"}, 2, 0.6),

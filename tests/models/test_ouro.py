@@ -21,7 +21,8 @@ from loopjax.types import TaskSpec
 SPEC = TaskSpec(23, 8, tuple((i,) for i in range(8)), num_padding_tokens=2)
 OURO = looped.Config(
   width=2048, num_layers=24, num_heads=16, mlp="swiglu", mlp_ratio=2.75,
-  post_norm=True, num_loops=4, tied=False, exit_gate="joint", rope_base=1e6,
+  norm_order="branch", num_loops=4, tied=False, exit_gate="joint",
+  rope_base=1e6,
 )  # fmt: skip
 SMALL = dataclasses.replace(
   OURO, width=16, num_heads=4, num_key_value_heads=2, num_layers=2, num_loops=3,

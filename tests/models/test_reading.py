@@ -30,15 +30,17 @@ KEPT = [
   ("loopformer", {"num_loops": 3}),
   ("melt", {"num_loops": 3}),
   ("melt", {"gate": "scalar", "num_key_value_heads": 1}),
+  ("plt", {"num_loops": 3}),
+  ("plt", {"num_loops": 3, "window": 1, "num_key_value_heads": 1}),
   ("ponderlm", {"num_loops": 3, "residual": "running"}),
   ("recurrent", {"num_loops": 3, "state": "normal"}),
-  ("recurrent", {"num_prelude": 0, "num_coda": 0, "exit_norm": "per_loop"}),
-  ("sleep", {"eviction": "sliding", "num_passes": 3}),
-  ("sleep", {"num_passes": 2, "carry_convolutions": True, "num_layers": 4,
-             "num_memory_layers": 4, "num_prelude_layers": 1,
-             "num_coda_layers": 1, "inject": True}),
-  ("sleep", {"num_passes": 3, "carry_state": False, "pass_norm": True}),
-  ("sleep", {"num_passes": 1, "eviction": "sliding", "memory": "jet"}),
+  ("recurrent", {"num_prelude": 0, "num_coda": 0, "loop_norm": "per_loop"}),
+  ("sleep", {"eviction": "sliding", "num_loops": 3}),
+  ("sleep", {"num_loops": 2, "carry_convolutions": True, "num_layers": 4,
+             "num_memory_layers": 4, "num_prelude": 1,
+             "num_coda": 1, "injection": "add"}),
+  ("sleep", {"num_loops": 3, "carry_state": False, "loop_norm": "per_loop"}),
+  ("sleep", {"num_loops": 1, "eviction": "sliding", "memory": "jet"}),
   ("transformer", {"num_loops": 3}),
 ]  # fmt: skip
 kept = crossing(
@@ -169,11 +171,13 @@ def test_decoding_updates_the_cache_in_place(name):
   memory = compiled.memory_analysis()
   num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
   assert memory.alias_size_in_bytes >= num_bytes
-  key = getattr(cache, "recent", getattr(cache, "core", cache)).key
-  shape = re.escape(f"f32[{','.join(map(str, key.shape))}]")
+  parts = ("recent", "core", "first")
+  caches = [getattr(cache, name) for name in parts if hasattr(cache, name)]
   text = compiled.as_text()
-  assert re.search(rf"= {shape}", text)
-  assert not re.findall(rf"= {shape}\S* (?:copy|transpose|select)\(.*", text)
+  for shape in [x.key.shape for x in caches or [cache]]:
+    shape = re.escape(f"f32[{','.join(map(str, shape))}]")
+    assert re.search(rf"= {shape}", text)
+    assert not re.findall(rf"= {shape}\S* (?:copy|transpose|select)\(.*", text)
   if name != "sleep":  # Which falls asleep over a whole window at once.
     assert memory.temp_size_in_bytes < 0.8 * num_bytes
 
@@ -268,6 +272,7 @@ def test_bytes_of_a_cache_are_those_of_its_buffers():
 
 LARGE = {
   "melt": {"num_layers": 4},
+  "plt": {"num_layers": 4},
   "sleep": {"window": 1000, "eviction": "sliding", "num_layers": 4},
 }
 

@@ -27,7 +27,7 @@ SPEC = TaskSpec(23, 8, tuple((i,) for i in range(8)), 2)
 TOKENS = jax.random.randint(jax.random.key(1), (3, 8), 0, 21)
 STACK = {"width": 16, "num_heads": 2, "init_std": 0.3}
 PLAIN = {  # Nothing but a loop over the core.
-  "norm_order": "pre", "injection": "none", "exit_norm": "none",
+  "norm_order": "pre", "injection": "none", "loop_norm": "final_only",
   "state": "input", "depth": "fixed", "num_with_gradient": 0,
 }  # fmt: skip
 SMALL = recurrent.Config(
@@ -75,9 +75,8 @@ def loss_and_gradients(config, batch=None, seed=0, step=0):
 @pytest.mark.parametrize("loop_norm", ["per_loop", "final_only"])
 def test_without_prelude_and_coda_it_is_the_vanilla_loop(loop_norm):
   """The same seed, the same parameters, to the bit."""
-  exit_norm = "per_loop" if loop_norm == "per_loop" else "none"
   config = recurrent.Config(**{
-    **STACK, **PLAIN, "exit_norm": exit_norm, "num_prelude": 0, "num_coda": 0,
+    **STACK, **PLAIN, "loop_norm": loop_norm, "num_prelude": 0, "num_coda": 0,
     "num_layers": 2, "num_loops": 3,
   })  # fmt: skip
   vanilla = looped.Config(
@@ -362,13 +361,13 @@ def of_loop(config, call):
 
 
 @pytest.mark.parametrize("changes", [
-  {}, {"injection": "add"}, {"exit_norm": "per_loop", "update": "damped"},
+  {}, {"injection": "add"}, {"loop_norm": "per_loop", "update": "damped"},
   {"injection": "anchor", "anchor_scale": 0.5, "update": "gate",
-   "exit_norm": "plain"},
+   "loop_norm": "plain"},
 ], ids=str)  # fmt: skip
 def test_a_loop_is_its_formula(changes):
   """The update of the core's output, its norm, and then the anchor."""
-  plain = changed(injection="none", exit_norm="none")
+  plain = changed(injection="none", loop_norm="final_only")
   config = dataclasses.replace(plain, **changes)
   added = config.injection == "add"
 
@@ -385,8 +384,8 @@ def test_a_loop_is_its_formula(changes):
   for k, found in zip((0, 1), of_loop(config, loops), strict=True):
     by = {"replace": 1.0, "gate": SHARE if k else 1.0, "damped": 1 / 3}
     expected = HIDDEN + by[config.update] * (new - HIDDEN)
-    if config.exit_norm != "none":
-      gain = GAIN if config.exit_norm == "per_loop" else 1.0
+    if config.loop_norm != "final_only":
+      gain = GAIN if config.loop_norm == "per_loop" else 1.0
       expected = normed(expected, gain)
     if config.injection == "anchor":
       expected += 0.5 * INJECTED
@@ -394,20 +393,20 @@ def test_a_loop_is_its_formula(changes):
 
 
 @pytest.mark.parametrize("num_coda", [0, 1])
-@pytest.mark.parametrize("exit_norm", ["none", "plain", "per_loop", "coda"])
-def test_a_read_out_has_the_norms_of_its_formula(exit_norm, num_coda):
+@pytest.mark.parametrize("loop_norm", recurrent_config.LOOP_NORMS)
+def test_a_read_out_has_the_norms_of_its_formula(loop_norm, num_coda):
   """One before the coda, if any, and one after it or after the last loop."""
-  if exit_norm == "coda" and not num_coda:
+  if loop_norm == "coda" and not num_coda:
     return
-  config = changed(exit_norm=exit_norm, num_coda=num_coda)
+  config = changed(loop_norm=loop_norm, num_coda=num_coda)
 
   def finish(made, call, hidden, injected):
-    before = made.final_norm(hidden) if exit_norm == "coda" else hidden
+    before = made.final_norm(hidden) if loop_norm == "coda" else hidden
     coda = made.part(call, "coda", before, None)[0]
     return coda, made.finish(call, hidden, None)[0].hidden
 
   coda, found = (np.asarray(x, np.float64) for x in of_loop(config, finish))
-  has_norm = exit_norm != "per_loop" or num_coda
+  has_norm = loop_norm != "per_loop" or num_coda
   expected = normed(coda, GAIN) if has_norm else coda
   np.testing.assert_allclose(found, expected, atol=2e-5)
 

@@ -1,5 +1,8 @@
 """Settings of families that cannot be, each named in one line."""
 
+import dataclasses
+import re
+
 import model_examples as examples
 import pytest
 from tests_support import causal, refused
@@ -20,6 +23,7 @@ BASE = {
   "melt": {
     **STACK, "chunk_size": 4, "prefill_chunk": 1, "distill": "none",
   },
+  "plt": {**STACK, "num_heads": 4},
   "ponderlm": STACK,
   "recurrent": {
     **STACK, "num_prelude": 1, "num_coda": 1, "num_with_gradient": 2,
@@ -27,7 +31,7 @@ BASE = {
   "sleep": {
     "width": 16, "num_heads": 2, "num_layers": 2, "num_memory_layers": 2,
     "num_memory_heads": 2, "key_width": 8, "value_width": 8, "window": 8,
-    "num_passes": 3,
+    "num_loops": 3,
   },
 }  # fmt: skip
 # Of all that are stacks of blocks.
@@ -56,34 +60,40 @@ IMPOSSIBLE = {
   ],
   "sleep": [
     ({"window": 3}, "window=3 must be at least 4"),
-    ({"num_passes": 0}, "num_passes=0"),
+    ({"num_loops": 0}, "num_loops=0"),
     ({"num_layers": 3}, "num_memory_layers=2 must divide"),
     ({"num_memory_layers": 3}, "num_layers=2 or be a multiple of it"),
-    ({"num_layers": 4, "num_coda_layers": 1}, "multiple of 2"),
-    ({"num_prelude_layers": 1, "num_coda_layers": 1}, "has no layers left"),
+    ({"num_layers": 4, "num_coda": 1}, "multiple of 2"),
+    ({"num_prelude": 1, "num_coda": 1}, "has no layers left"),
     ({"A_range": (3.0, 1.0)}, "A_range"),
     ({"A_range": ("a", 1.0)}, "A_range"),
     ({"dt_range": (0.1,)}, "dt_range"),
-    ({"implicit_terms": 2}, "needs model.inject=True"),
+    ({"implicit_terms": 2}, "needs model.injection='add'"),
     (
       {
         "implicit_terms": 2,
-        "inject": True,
+        "injection": "add",
         "carry_state": False,
-        "num_passes": 1,
+        "num_loops": 1,
       },
-      "implicit_terms=2 has no effect while model.num_passes=1",
+      "implicit_terms=2 has no effect while model.num_loops=1",
     ),
-    ({"gradient_passes": 9}, "gradient_passes=9"),
-    ({"gradient_passes": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
-    ({"gradient_cut": "both"}, "no effect while model.gradient_passes=0"),
+    ({"num_with_gradient": 9}, "num_with_gradient=9"),
+    ({"num_with_gradient": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
+    ({"gradient_cut": "both"}, "no effect while model.num_with_gradient=0"),
     (
-      {"gradient_cut": "both", "gradient_passes": 1, "carry_state": False},
+      {"gradient_cut": "both", "num_with_gradient": 1, "carry_state": False},
       "gradient_cut has no effect while model.carry_state=False",
     ),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),
     ({"answer_chunk": "none"}, "answer_chunk='none'"),
+  ],
+  "plt": [
+    ({"window": 0}, "window=0 must be at least 1"),
+    ({"window": 1.5}, "window=1.5 must be of type int"),
+    ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple"),
+    ({"rope_scaling": (1.0,)}, "rope_scaling="),
   ],
   "ponderlm": [
     ({"residual": "none"}, "residual='none'"),
@@ -131,7 +141,7 @@ IMPOSSIBLE = {
     ({"depth_sigma": 3.0}, "depth_sigma=3.0 must be at most 2"),
     ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
-    ({"num_coda": 0}, "exit_norm='coda' needs model.num_coda"),
+    ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
     ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
     ({"injection": "add", "anchor_scale": 2.0}, "anchor_scale has no effect"),
     (
@@ -211,3 +221,17 @@ def test_impossible_settings_are_named(name, changes, message):
 def test_what_is_changed_is_possible(name):
   config = MODELS[name].Config(**BASE[name])
   examples.abstract(MODELS[name], config, SPEC)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "sleep"])
+def test_settings_are_grouped_by_mechanism(name):
+  """Each is in one group or at the top, in the order of its documentation."""
+  family = MODELS[name]
+  fields = [field.name for field in dataclasses.fields(family.Config)]
+  grouped = [key for keys in family.groups.values() for key in keys]
+  assert len(set(grouped)) == len(grouped) and {*grouped} <= {*fields}
+  assert len(fields) - len(grouped) <= 12
+  assert fields[-len(grouped) :] == grouped
+  entries = re.findall(r"(?m)^    (\w+(?:, \w+)*): ", family.Config.__doc__)
+  documented = [key for entry in entries for key in entry.split(", ")]
+  assert documented[-len(grouped) :] == grouped

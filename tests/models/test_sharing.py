@@ -150,7 +150,7 @@ def pieces():
     """Query, key and value, each [H, d_h]."""
     layer, here = layer_at(index), metadata_at(place)
     normed = layer.attention_norm(x)
-    found = layer.attention._rotated(normed, here.tables)
+    found = layer.attention.rotated(normed, here.tables)
     return tuple(one[0, 0] for one in found)
 
   def after(index, x, mixed):

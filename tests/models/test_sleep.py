@@ -30,7 +30,7 @@ SMALL = sleep.Config(
   key_width=8,
   value_width=8,
   window=8,
-  num_passes=3,
+  num_loops=3,
   rope_base=100.0,
   init_std=0.3,
 )
@@ -70,15 +70,15 @@ def test_answers_are_all_that_is_predicted():
 def test_one_pass_predicts_every_token_as_the_plain_hybrid(eviction):
   """Answers are read as any other window is if nobody sleeps."""
   inputs = tokens(20)
-  every = run(inputs, answer=0, num_passes=1, eviction=eviction).logits
-  last = run(inputs, answer=4, num_passes=1, eviction=eviction).logits
+  every = run(inputs, answer=0, num_loops=1, eviction=eviction).logits
+  last = run(inputs, answer=4, num_loops=1, eviction=eviction).logits
   np.testing.assert_allclose(every[:, -4:], last, atol=1e-5)
 
 
 def test_passes_change_what_is_read_later_and_not_what_was_predicted():
   inputs = tokens(24)
-  once = run(inputs, answer=0, num_passes=1).logits
-  thrice = run(inputs, answer=0, num_passes=3).logits
+  once = run(inputs, answer=0, num_loops=1).logits
+  thrice = run(inputs, answer=0, num_loops=3).logits
   np.testing.assert_allclose(once[:, :8], thrice[:, :8], atol=1e-6)
   assert np.abs(once[:, 8:] - thrice[:, 8:]).max() > 1e-3
 
@@ -180,7 +180,7 @@ def test_a_sliding_window_sees_its_last_tokens_and_no_more():
   params["memories"]["memory"]["fast_weights"]["output"]["kernel"] = 0 * output
   # Two attention layers reach 7 tokens each: token 16 sees back to token 2 at
   # the most.
-  options = {"params": params, "eviction": "sliding", "num_passes": 1}
+  options = {"params": params, "eviction": "sliding", "num_loops": 1}
   plain = run(inputs, **options).logits
   others = (inputs[:, :2] + 1) % (VOCABULARY - PADDING)
   far = run(inputs.at[:, :2].set(others), **options).logits
@@ -194,7 +194,7 @@ def test_one_pass_with_all_carried_is_any_window_length():
   """Nothing is evicted that a window of the whole sequence would have seen,
   and memory layers do not know where windows end."""
   inputs = tokens(16)
-  options = {"answer": 0, "num_passes": 1, "eviction": "sliding"}
+  options = {"answer": 0, "num_loops": 1, "eviction": "sliding"}
   options["carry_convolutions"] = True
   params = examples.params_of(
     sleep, config_of(window=16, carry_convolutions=True), spec_of(16, 0)
@@ -215,10 +215,10 @@ def test_one_pass_with_all_carried_is_any_window_length():
 def test_prelude_and_coda_run_once_a_window():
   """With no pass but one they are layers like any other."""
   inputs = tokens(20)
-  for num_passes, same in ((1, True), (2, False)):
-    plain = run(inputs, num_passes=num_passes).logits
-    for part in ("num_prelude_layers", "num_coda_layers"):
-      outside = run(inputs, num_passes=num_passes, **{part: 1}).logits
+  for num_loops, same in ((1, True), (2, False)):
+    plain = run(inputs, num_loops=num_loops).logits
+    for part in ("num_prelude", "num_coda"):
+      outside = run(inputs, num_loops=num_loops, **{part: 1}).logits
       if same:
         np.testing.assert_allclose(outside, plain, atol=1e-5, rtol=1e-5)
       else:
@@ -277,7 +277,7 @@ def slopes(**changes):
   [("hidden", (0, 1)), ("fast_weights", (1, 0)), ("both", (0, 0))],
 )
 def test_a_cut_stops_what_it_names(cut, slopes):
-  config = config_of(gradient_passes=1, gradient_cut=cut)
+  config = config_of(num_with_gradient=1, gradient_cut=cut)
   grad = jax.grad(lambda carry: sum(sleep_model.cut(config, carry)))
   assert grad((1.0, 1.0)) == slopes
 
@@ -286,15 +286,15 @@ def test_a_cut_stops_what_it_names(cut, slopes):
 def test_a_cut_is_where_it_says():
   """Through what is not cut, windows that slept still have a gradient."""
   jax.tree.map(
-    np.testing.assert_array_equal, gradients(), gradients(gradient_passes=3)
+    np.testing.assert_array_equal, gradients(), gradients(num_with_gradient=3)
   )
   full = slopes()
   for cut in ({}, {"gradient_cut": "fast_weights"}):  # The default is "hidden".
-    some = slopes(gradient_passes=1, **cut)
+    some = slopes(num_with_gradient=1, **cut)
     assert (some > 1e-4).all()
     assert np.abs(some[:16] - full[:16]).max() > 1e-3
     np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
-  none = slopes(gradient_passes=1, gradient_cut="both")
+  none = slopes(num_with_gradient=1, gradient_cut="both")
   assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
 
 
@@ -336,7 +336,7 @@ def test_what_is_read_outside_of_any_scan_is_computed_again():
 @pytest.mark.long
 def test_passes_may_read_the_window_and_what_it_began_with_again():
   """By hand: a window of 8, then an answer of 4, with two passes."""
-  options = {"num_passes": 2, "pass_norm": True, "inject": True}
+  options = {"num_loops": 2, "loop_norm": "per_loop", "injection": "add"}
   config = config_of(carry_state=False, **options)
   spec, inputs = spec_of(12, 4), tokens(12)
   params = examples.params_of(sleep, config, spec)
@@ -366,7 +366,7 @@ def at(index, stacked):
 def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
   """Algorithm 1 with Python's loops, one block after another.
 
-  With `gradient_passes` the hidden state is cut, before these and before all
+  With `num_with_gradient` the hidden state is cut, before these and before all
   others but the first.
   """
   spec = spec_of(inputs.shape[1], num_answer)
@@ -375,8 +375,8 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
   each = config.num_layers // num_groups
   num_memories = config.num_memory_layers // num_groups
   head_width = config.width // config.num_heads
-  first = config.num_prelude_layers // each
-  last = (config.num_layers - config.num_coda_layers) // each
+  first = config.num_prelude // each
+  last = (config.num_layers - config.num_coda) // each
 
   def read_groups(groups, hidden, window, memory):
     tables = rope.rope_tables(window.positions, head_width, config.rope_base)
@@ -420,7 +420,7 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
     tokens = embed(part)
     window = windows.make_window(seen, tokens.mask, config.window)
     hidden, after = before_passes(tokens.hidden, window, kept)
-    for n in range(config.num_passes):
+    for n in range(config.num_loops):
       before = list(after)
       for group in groups[first:last]:  # Only fast weights go on.
         states, pasts = kept[group]
@@ -429,8 +429,8 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
           state._replace(fast=x) for state, x in zip(states, fast, strict=True)
         ]
         before[group] = states, pasts
-      if config.gradient_passes and 0 < n <= (
-        config.num_passes - config.gradient_passes
+      if config.num_with_gradient and 0 < n <= (
+        config.num_loops - config.num_with_gradient
       ):
         hidden = jax.lax.stop_gradient(hidden)
       hidden, after = in_passes(hidden, window, before)
@@ -447,20 +447,18 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
   [
     (28, {}),
     (31, {"eviction": "sliding", "carry_convolutions": True}),
-    long_case(
-      32, {"num_layers": 3, "num_memory_layers": 3, "num_coda_layers": 1}
-    ),
+    long_case(32, {"num_layers": 3, "num_memory_layers": 3, "num_coda": 1}),
     long_case(
       28,
       {
         "num_layers": 4,
         "eviction": "sliding",
-        "num_prelude_layers": 2,
+        "num_prelude": 2,
         "memory": "jet",
         "carry_convolutions": True,
       },
     ),
-    long_case(28, {"num_memory_layers": 6, "num_prelude_layers": 1}),
+    long_case(28, {"num_memory_layers": 6, "num_prelude": 1}),
   ],
   ids=["plain", "sliding", "coda", "prelude", "memories"],
 )
@@ -468,17 +466,17 @@ def test_algorithm_1_by_hand(length, changes):
   """Three windows, so that what the second leaves depends on the first's;
   after them 4 tokens of an answer, with none to 4 of the context."""
   inputs = tokens(length).at[0, :11].set(VOCABULARY - 1)  # Padding.
-  config = config_of(num_passes=2, **changes)
+  config = config_of(num_loops=2, **changes)
   params = examples.params_of(sleep, config, spec_of(length, 4))
   expected = by_hand(config, params, inputs, 4, without_rounding)
-  got = run(inputs, num_passes=2, call={"exact": True}, **changes).logits
+  got = run(inputs, num_loops=2, call={"exact": True}, **changes).logits
   np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.long
 def test_retention_is_of_the_memories_that_run_in_every_pass():
-  changes = {"num_memory_layers": 6, "num_prelude_layers": 1}
-  loops = run(tokens(28), num_passes=2, **changes).loops
+  changes = {"num_memory_layers": 6, "num_prelude": 1}
+  loops = run(tokens(28), num_loops=2, **changes).loops
   found = {name for name in loops if name.startswith("retention")}
   assert found == {f"retention/memory={n}" for n in (3, 4, 5)}
 
@@ -487,14 +485,14 @@ def test_retention_is_of_the_memories_that_run_in_every_pass():
 def test_cut_gradients_by_hand():
   """Of three passes, the last one's; windows are reached by fast weights."""
   inputs = tokens(20)
-  config = config_of(**SHALLOW, gradient_passes=1)
+  config = config_of(**SHALLOW, num_with_gradient=1)
   params = examples.params_of(sleep, config, spec_of(20, 4))
 
   def value(params):
     return jnp.sum(by_hand(config, params, inputs, 4) ** 2)
 
   run = jax.jit(jax.grad(value), compiler_options=examples.FAST)
-  expected, got = run(params), gradients(gradient_passes=1)
+  expected, got = run(params), gradients(num_with_gradient=1)
   for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y).max())
 
@@ -534,9 +532,9 @@ def test_the_number_of_parameters():
 
 @pytest.mark.long
 def test_implicit_passes_are_the_same_passes():
-  fixed = {"inject": True, "carry_state": False, "pass_norm": True}
-  for num_passes in (1, 4):
-    call = {"num_loops": num_passes}
+  fixed = {"injection": "add", "carry_state": False, "loop_norm": "per_loop"}
+  for num_loops in (1, 4):
+    call = {"num_loops": num_loops}
     plain = run(tokens(20), call=call, **fixed)
     implicit = run(tokens(20), call=call, **fixed, implicit_terms=2)
     np.testing.assert_allclose(plain.logits, implicit.logits, atol=1e-6)
@@ -548,8 +546,8 @@ def test_implicit_passes_are_the_same_passes():
 def test_implicit_gradients_are_those_of_passes_that_settled():
   """A large input next to what a norm hands on: each pass is a contraction."""
   inputs, spec = tokens(20), spec_of(20, 4)
-  options = {"inject": True, "carry_state": False, "pass_norm": True}
-  options |= {"num_passes": 14, "init_std": 0.05}
+  options = {"injection": "add", "carry_state": False, "loop_norm": "per_loop"}
+  options |= {"num_loops": 14, "init_std": 0.05}
 
   def gradients_of(**changes):
     config = config_of(**SHALLOW, **options, **changes)
@@ -586,7 +584,7 @@ def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   assert np.abs(one.logits - two.logits).max() > 1e-3
 
 
-OURO = {"post_norm": True, "tied": False, "exit_gate": "unused"}
+OURO = {"norm_order": "branch", "tied": False, "exit_gate": "unused"}
 
 
 @pytest.mark.parametrize("changes", [{}, OURO], ids=["plain", "Ouro"])
@@ -608,9 +606,9 @@ def test_a_memory_without_mlp_starts_as_nothing(changes):
 
 READ = [
   {},
-  {"carry_convolutions": True, "memory": "jet", "num_passes": 1},
-  {"num_layers": 4, "num_prelude_layers": 2, "num_coda_layers": 0},
-  {"num_memory_layers": 4, "num_coda_layers": 1},
+  {"carry_convolutions": True, "memory": "jet", "num_loops": 1},
+  {"num_layers": 4, "num_prelude": 2, "num_coda": 0},
+  {"num_memory_layers": 4, "num_coda": 1},
 ]
 
 
@@ -664,7 +662,7 @@ def test_every_pass_costs_the_same_and_answers_one():
   flops = sleep.costs(SMALL, spec, 3)["flops_per_example"]
   answer = 2 * layers[1] + 2 * 4 * 16 * VOCABULARY
   assert flops == [3 * 2 * layers[0] * n + answer for n in (1, 2, 3)]
-  outside = config_of(num_prelude_layers=1)
+  outside = config_of(num_prelude=1)
   flops = sleep.costs(outside, spec, 3)["flops_per_example"]
   assert flops == [3 * layers[0] * (1 + n) + answer for n in (1, 2, 3)]
   # Three memory layers after each attention layer.
@@ -678,7 +676,7 @@ def test_every_pass_costs_the_same_and_answers_one():
     3 * 2 * more[0] * n + 2 * more[1] + head for n in (1, 2, 3)
   ]
   # Where all is predicted, the coda reads the first pass and the last.
-  coda = config_of(num_coda_layers=1)
+  coda = config_of(num_coda=1)
   flops = sleep.costs(coda, spec_of(20, 0), 3)["flops_per_example"]
   answer = 2 * layers[1] + 2 * 20 * 16 * VOCABULARY
   assert flops == [
@@ -699,14 +697,14 @@ def test_every_pass_costs_the_same_and_answers_one():
   ("changes", "answer", "backward"),
   [
     ({}, 4, 3),
-    ({"gradient_passes": 1}, 4, 3),  # All have written.
-    ({"gradient_passes": 1, "gradient_cut": "fast_weights"}, 4, 3),
-    ({"gradient_passes": 1, "gradient_cut": "both"}, 4, 1),
+    ({"num_with_gradient": 1}, 4, 3),  # All have written.
+    ({"num_with_gradient": 1, "gradient_cut": "fast_weights"}, 4, 3),
+    ({"num_with_gradient": 1, "gradient_cut": "both"}, 4, 1),
     # The first pass predicts.
-    ({"gradient_passes": 1, "gradient_cut": "both"}, 0, 2),
-    ({"gradient_passes": 1, "inject": True, "carry_state": False}, 4, 1),
-    ({"gradient_passes": 3}, 0, 3),
-    ({"inject": True, "carry_state": False, "implicit_terms": 4}, 4, 5),
+    ({"num_with_gradient": 1, "gradient_cut": "both"}, 0, 2),
+    ({"num_with_gradient": 1, "injection": "add", "carry_state": False}, 4, 1),
+    ({"num_with_gradient": 3}, 0, 3),
+    ({"injection": "add", "carry_state": False, "implicit_terms": 4}, 4, 5),
   ],
 )
 def test_training_counts_the_passes_that_have_a_gradient(

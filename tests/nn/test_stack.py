@@ -59,7 +59,7 @@ def test_layers_run_one_after_another(unroll, remat):
 @pytest.mark.long
 def test_a_post_norm_adds_branches_of_unit_scale():
   """x + n(attention), then + n(mlp): both have a mean square of 1."""
-  layers = make(1, post_norm=True)
+  layers = make(1, norm_order="branch")
   metadata = attention.make_metadata((1, 6), 8, 100.0)
   block = jax.tree.map(lambda leaf: leaf[0], layers)
   mixed, _ = block.attention(block.attention_norm(X), metadata)

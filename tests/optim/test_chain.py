@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tests_support import refused
 
 from loopjax.errors import UserError
 from loopjax.models import utm
@@ -219,41 +220,61 @@ def test_impossible_settings_are_named(changes, message):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_row_has_its_own_learning_rate(name, monkeypatch):
-  """A factor scales step and decay alike; 1 changes nothing."""
+def test_a_pattern_has_its_own_learning_rate(name):
+  """A factor scales step and decay alike; the first match applies."""
   config = chain.Config(name=name, warmup_steps=0, weight_decay=0.1)
-  slow = dataclasses.replace(config, gate_rate=0.25)
+  rates = ("query/=0.25", "bias$=4", "(query|router)/=8")
   params = {
-    "query": {"kernel": jnp.eye(3)},
+    "head": {"kernel": jnp.ones((3, 1))},
+    "query": {"kernel": jnp.eye(3), "bias": jnp.ones(3)},
     "router": {"kernel": jnp.ones((3, 1)), "bias": jnp.ones(1)},
   }
 
-  def updates(config):
-    tx = chain.make_optimizer(config, 2000)
+  def updates(**changes):
+    tx = chain.make_optimizer(dataclasses.replace(config, **changes), 2000)
     return tx.update(params, tx.init(params), params)[0]
 
-  before = updates(config)
-  with pytest.raises(UserError, match="optim.gate_rate=0.25: no parameter"):
-    updates(slow)
-  table = [
-    dataclasses.replace(row, rate="gate_rate")
-    if row.pattern in ("(query|key|value|gate)/kernel", "router/bias")
-    else row
-    for row in parameters.TABLE
-  ]
-  monkeypatch.setattr(parameters, "TABLE", table)
-  factors = {"query": {"kernel": 0.25}, "router": {"kernel": 1, "bias": 0.25}}
+  factors = {
+    "head": {"kernel": 1},
+    "query": {"kernel": 0.25, "bias": 0.25},
+    "router": {"kernel": 8, "bias": 4},
+  }
+  before = updates()
   expected = jax.tree.map(lambda update, by: by * update, before, factors)
-  jax.tree.map(np.testing.assert_array_equal, updates(slow), expected)
-  jax.tree.map(np.testing.assert_array_equal, updates(config), before)
+  assert all(jnp.any(leaf) for leaf in jax.tree.leaves(before))
+  jax.tree.map(np.testing.assert_array_equal, updates(rates=rates), expected)
 
 
-def test_no_factor_adds_no_operation():
-  scale = parameters.scale_by_rate({"gate_rate": 1.0})
+@pytest.mark.parametrize(
+  ("rates", "message"),
+  [
+    (("gates=0.25",), "optim.rates: 'gates=0.25' applies to no parameter"),
+    # Another one has them all.
+    (("router=2", "router/bias=0.25"), "'router/bias=0.25' applies to no"),
+    (("router",), "'router' is not 'pattern=factor'|'router'"),
+    (("=2",), "'=2' is not 'pattern=factor'"),
+    (("router=0",), "'router=0' is not .* with a factor > 0"),
+    (("router=-1.0",), "with a factor > 0"),
+    (("router=inf",), "with a factor > 0"),
+    (("router=nan",), "with a factor > 0"),
+    (("router=two",), "'router=two': could not convert"),
+    (("(=2",), r"'\(=2': missing \)"),
+    ((2,), "2 is not"),
+  ],
+)
+def test_impossible_rates_are_named(rates, message):
+  params = {"router": {"kernel": jnp.ones((3, 1)), "bias": jnp.ones(1)}}
+  with refused(message):
+    tx = chain.make_optimizer(chain.Config(warmup_steps=0, rates=rates), 2000)
+    tx.init(params)
+
+
+def test_no_rates_add_no_operation():
+  scale = parameters.scale_by_rate(("bias=2",))
   leaf = jnp.ones((2, 2))
-  params = {"latent_gates": {"input": {"kernel": leaf}}}
+  params = {"input": {"kernel": leaf, "bias": leaf}}
   updates, state = scale.update(params, scale.init(params))
-  assert updates["latent_gates"]["input"]["kernel"] is leaf
+  assert updates["input"]["kernel"] is leaf
   assert not jax.tree.leaves(state)
 
 

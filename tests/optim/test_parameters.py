@@ -210,13 +210,22 @@ FAMILIES = [
       "head/kernel": "adamw",
     },
   ),
+  (
+    "plt",
+    {},
+    {
+      **STACK,
+      "window_gates/weight": "adamw",
+      "window_gates/bias": "adamw",
+    },
+  ),
   ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
   (
     "recurrent",
     {
       "mlp": "swiglu",
       "num_coda": 0,
-      "exit_norm": "none",
+      "loop_norm": "final_only",
       "update": "gate",
       "qk_bias": True,
     },
@@ -235,7 +244,7 @@ FAMILIES = [
     {
       "mlp": "swiglu",
       "num_coda": 0,
-      "exit_norm": "none",
+      "loop_norm": "final_only",
       "injection": "diagonal",
       "depth": "learned",
       "depth_per": "row",
@@ -338,15 +347,11 @@ def split_of(path):
 
 
 @pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
-def test_every_parameter_has_its_decay_its_rate_and_its_place(
-  name, settings, expected
-):
+def test_every_parameter_has_its_decay_and_its_place(name, settings, expected):
   del expected
   for path, row in by_path(parameters.rows(params_of(name, settings))).items():
     assert row.decay == decay_of(path), path
     assert row.split == split_of(path), path
-    is_gate = path.startswith("latent_gates/")
-    assert row.rate == ("gate_rate" if is_gate else ""), path
 
 
 def test_every_family_is_here():

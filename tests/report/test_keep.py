@@ -25,7 +25,7 @@ def make_run(folder, passes, seed, **more):
   workdir.mkdir(parents=True)
   config = load_config("automaton_sleep", "smoke")
   seeds = {"run.seed": seed, "task.eval_seed": seed}
-  values = {"model.num_passes": passes, **seeds, **more}
+  values = {"model.num_loops": passes, **seeds, **more}
   config_lib.override(config, values)
   workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
   summary = {
@@ -79,7 +79,7 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert run.rows == [{"step": 10, "split": "validation", "loss": 1.5}]
   groups = grouping.group_by_seed(plan.runs)
   assert [group.overrides for group in groups] == [
-    {"model.num_passes": 1}, {"model.num_passes": 4},
+    {"model.num_loops": 1}, {"model.num_loops": 4},
   ]  # fmt: skip
   pages = page.write([out.parent], tmp_path / "report")
   markdown = pages[1].read_text()
@@ -95,7 +95,7 @@ def test_a_table_is_headed_by_its_question(runs, tmp_path):
   markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
   assert "\n### Do passes help?\n" in markdown
   assert "Runs: rule, sweep passes." in markdown
-  assert "| passes\u00a0=\u00a01 <small>N = 1</small> |" in markdown
+  assert "| loops\u00a0=\u00a01 <small>N = 1</small> |" in markdown
 
 
 def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   words = [f"--out={path}", "--sweep=passes", "--verdict=same direction"]
   assert keep.main(words) == 0  # Adds no runs.
   assert len(runs_lib.collect([out])[0][-1].runs) == len(runs)
-  html, markdown, _ = page.write([out], tmp_path / "report")
+  html, markdown, *_ = page.write([out], tmp_path / "report")
   lines = markdown.read_text().splitlines()
   assert lines[2] == "## Verdicts"
   for name, counts, verdict in (
@@ -147,7 +147,7 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
     runs[number] = renamed
   out = tmp_path / "kept" / "rule.runs.json"
   common = [*map(str, runs), f"--out={out}", "--sweep=search"]
-  assert keep.main([*common, "--chosen_for=model.num_passes"]) == 0
+  assert keep.main([*common, "--chosen_for=model.num_loops"]) == 0
   assert keep.main(common) == 0  # Additions do not remove it.
   markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
   [header] = re.findall(r"\| setting \| ([^|]+) \| ([^|]+) \|", markdown)
@@ -156,7 +156,7 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
   chosen = re.findall(r"\n\| ([^|]+) \| [78]\S+, chosen <small>", markdown)
   plain = [text.replace("\u00a0", " ") for text in chosen]
   assert plain == [
-    "passes = 1, learning rate = 0.1", "passes = 4, learning rate = 0.2"
+    "loops = 1, learning rate = 0.1", "loops = 4, learning rate = 0.2"
   ]  # fmt: skip
   assert markdown.count("chosen <small>") == 2
   # One for all without a setting; none if runs are shown.
@@ -251,8 +251,8 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
     ([runs[0], "--verdict=not here"], "--verdict has no effect"),
     ([runs[0], "--title=x"], "--title has no effect without --sweep"),
     (
-      [runs[0], "--sweep=x", "--chosen_for=model.num_pases"],
-      "unknown setting 'model.num_pases'; did you mean model.num_passes",
+      [runs[0], "--sweep=x", "--chosen_for=model.num_lops"],
+      "unknown setting 'model.num_lops'; did you mean model.num_loops",
     ),
   ):
     arguments = [*map(str, workdirs), f"--out={out}"]
@@ -317,7 +317,7 @@ def test_the_committed_report_is_of_the_committed_runs(tmp_path):
   committed = ROOT / "benchmarks" / "report"
   with contextlib.chdir(ROOT):
     assert report.main(["benchmarks/runs", f"--out={tmp_path}"]) == 0
-  for name in ("report.md", "report.csv"):
+  for name in ("report.csv", "papers.csv", "report.md"):
     made = (tmp_path / name).read_text()
     assert made == (committed / name).read_text(), (
       "python -m loopjax.report benchmarks/runs --out=benchmarks/report"

@@ -16,7 +16,7 @@ from loopjax.analysis import figures
 from loopjax.data.gsm import floors as gsm_floors
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import card, grouping, page, plots, tables
+from loopjax.report import card, grouping, page, plots, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report import settings as settings_lib
@@ -216,34 +216,54 @@ def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
   assert {"paper"} <= set(fitting) <= {"paper", "hybrid"}
 
 
-def test_the_numbers_as_data(workdir):
-  """Ours and the paper's in one row each, and the paper's unrun rows."""
-  text = page.write([workdir], workdir)[2].read_text()
-  data = list(csv.DictReader(text.splitlines()))
-  first = data[0]
-  assert first["setting"] == "model.num_memory_tokens=0"
-  assert float(first["ours"]) == pytest.approx(30.0)
-  assert float(first["ours_standard_error"]) == pytest.approx(15.2752523)
-  assert (first["ours_seeds"], first["evaluated"]) == ("3", "520.0")
-  assert (first["paper_mean"], first["paper_std"]) == ("2.5", "0.2")
-  assert first["verdict"] == "not run at this scale"
-  assert data[-1]["verdict"] == "not run"
-  command = shlex.split(first["command"])  # As a shell reads it.
+def rows_of(path):
+  return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_the_runs_as_data(workdir, capsys):
+  """A row per run, with its task's score: the same as `loopjax table`."""
+  path = page.write([workdir], workdir)[2]
+  data = rows_of(path)
+  assert len(data) == len(plan_of(workdir).runs)
+  assert list(data[0]) == [
+    *("run", "state", "model.num_memory_tokens", "run.seed"),
+    *("test/exact_match", "test/ponder_steps", "test/count"),
+    *("steps", "parameters", "wall_seconds"),
+  ]
+  first, unfinished, missing = data[0], data[4], data[5]
+  assert first["run"] == plan_of(workdir).runs[0].directory.as_posix()
+  assert (first["state"], first["run.seed"]) == ("completed", "0")
+  assert (first["test/exact_match"], first["test/count"]) == ("0.1", "520.0")
+  assert unfinished["state"] == "incomplete, step 10 of 20"
+  assert (unfinished["test/exact_match"], missing["steps"]) == ("", "")
+  capsys.readouterr()
+  assert table.main([str(workdir), "--csv"]) == 0
+  assert capsys.readouterr().out == path.read_text()
+
+
+def test_the_papers_numbers_are_in_a_file_of_their_own(workdir):
+  """Also those of comparisons that were not run; the page has the command."""
+  _, markdown, _, path = page.write([workdir], workdir)
+  assert path == workdir / "papers.csv"
+  data = rows_of(path)
+  assert {row["paper"] for row in data} == {utm.PAPER.name}
+  row = next(row for row in data if row["sweep"] == "memory_curve")
+  assert (row["row"], row["quantity"]) == ("T = 0", "exact match, %")
+  assert (row["mean"], row["std"], row["seeds"]) == ("2.5", "0.2", "3")
+  cold = [row for row in data if row["row"] == "lambda 0.001, no warm-up"]
+  assert [row["mean"] for row in cold] == ["3.8", "3.7"]
+  [line] = re.findall("python -m loopjax.sweep .*", markdown.read_text())
+  command = shlex.split(line)  # As a shell reads it.
   assert command[4] == "--config.optim.betas=(0.9, 0.95)"
   assert "--sweep=memory_curve" in command
-  absent = [row for row in data if not row["directory"]]
-  assert not [row for row in absent if row["sweep"] == "memory_curve"]
-  assert {row["paper"] for row in absent} == {utm.PAPER.name}
-  cold = [row for row in absent if row["row"] == "lambda 0.001, no warm-up"]
-  assert [row["paper_mean"] for row in cold] == ["3.8", "3.7"]
 
 
 def test_sweeps_of_ones_own_have_no_rows_of_papers(workdir):
   (workdir / "sweep-memory_curve.json").rename(workdir / "sweep-mine.json")
   html, _, data = page.write([workdir], workdir)
-  rows = list(csv.DictReader(data.read_text().splitlines()))
-  assert {row["sweep"] for row in rows} == {"mine"}
+  assert len(rows_of(data)) == len(plan_of(workdir).runs)
   assert "Not run here" not in html.read_text()
+  assert not (workdir / "papers.csv").exists()
 
 
 def test_several_directories_are_one_report(workdir, tmp_path, capsys):
@@ -886,9 +906,8 @@ def test_a_summary_of_something_else_is_no_card(workdir, lacks):
 def test_the_command_prints_its_files(workdir, capsys):
   assert command.main([str(workdir)]) == 0
   printed = capsys.readouterr().out.split()
-  assert printed == [
-    str(workdir / f"report.{ending}") for ending in ("html", "md", "csv")
-  ]
+  names = "report.html", "report.md", "report.csv", "papers.csv"
+  assert printed == [str(workdir / name) for name in names]
 
 
 def test_times_are_readable():

@@ -14,6 +14,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding, train
 from loopjax.errors import UserError
+from loopjax.nn import lora
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity, restore
 
@@ -137,7 +138,7 @@ def test_parameters_alone_and_fresh_ones_beside_them(tmp_path):
     restore.params(tmp_path, 1, wanted, fresh="^other")
   loaded = restore.params(tmp_path, 1, wanted, fresh="^gate")
   assert "gate" not in loaded
-  merged = integrity.merged({**tree()["params"], "gate": {"bias": 5}}, loaded)
+  merged = lora.replaced({**tree()["params"], "gate": {"bias": 5}}, loaded)
   assert merged["gate"] == {"bias": 5}
   np.testing.assert_array_equal(merged["b"], expected["b"])
 

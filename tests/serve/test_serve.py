@@ -13,12 +13,14 @@ import types
 import pytest
 from tests_support import ROOT
 
+from loopjax.config import renames
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import source
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.saved import language_model
 from loopjax.serve import answers
+from loopjax.serve.errors import ClientError
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -89,8 +91,8 @@ def test_what_is_asked_reaches_the_engine(served):
   served.engine.live.clear()
   response = served.post(
     prompt=["a", "bc"], n=2, max_tokens=3, temperature=0.5, top_p=0.9, top_k=7,
-    min_p=0.1, repetition_penalty=1.5, seed=11, logprobs=4, loops=4, exit=0.7,
-    draft_loops=0, prefill_loops=3,
+    min_p=0.1, repetition_penalty=1.5, seed=11, logprobs=4, num_loops=4,
+    exit_threshold=0.7, draft_loops=0, prefill_loops=3,
     user="me",
   )  # fmt: skip
   assert response.status_code == 200
@@ -115,6 +117,32 @@ def test_what_is_asked_reaches_the_engine(served):
   assert [c["index"] for c in response.json()["choices"]] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("old", "value"), [("loops", 3), ("exit", 0.5)])
+def test_an_old_name_of_a_field(old, value, capsys):
+  """The server says the present one, once; with both a request is refused."""
+  renames._say.cache_clear()
+  protocol = examples.protocol
+  model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, None)
+
+  def asked(**fields):
+    body = json.dumps({"prompt": "x", **fields}).encode()
+    _, (requests, *_) = protocol.parse(body, {"tiny": model}, chat=False)
+    return requests[0]
+
+  name = renames.RENAMED[renames.REQUEST, old].name
+  for _ in range(2):
+    assert getattr(asked(**{old: value}), name) == value
+  assert capsys.readouterr().err == f"note: requests: {old} is now {name}\n"
+  with pytest.raises(ClientError, match=f"{old} is the old name of {name}"):
+    asked(**{old: value, name: value})
+  assert getattr(asked(**{old: None, name: value}), name) == value
+
+
+def test_the_table_has_two_old_names_of_fields():
+  old = {name for of, name in renames.RENAMED if of == renames.REQUEST}
+  assert old == {"loops", "exit"}
+
+
 def test_prompts_are_read_with_the_servers_loops_unless_asked_otherwise():
   """And with no more than the loops that the request has."""
   protocol = examples.protocol
@@ -126,7 +154,7 @@ def test_prompts_are_read_with_the_servers_loops_unless_asked_otherwise():
     return requests[0].prefill_loops
 
   assert (asked(), asked(prefill_loops=1), asked(prefill_loops=0)) == (3, 1, 0)
-  assert (asked(loops=2), asked(loops=4)) == (2, 3)
+  assert (asked(num_loops=2), asked(num_loops=4)) == (2, 3)
 
 
 def test_drafts_and_what_was_copied_are_reported(alone):
@@ -470,12 +498,12 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
     ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
     ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
-    ({"prompt": "x", "exit": 0}, "exit", "exit_threshold=0"),
-    ({"prompt": "x", "loops": 3}, "loops", "num_loops=3: this model runs 4"),
+    ({"prompt": "x", "exit_threshold": 0}, "exit_threshold", "not in (0, 1]"),
+    ({"prompt": "x", "num_loops": 3}, "num_loops", "this model runs 4"),
     ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
     ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
     (
-      {"prompt": "x", "draft_loops": 1, "exit": 0.5},
+      {"prompt": "x", "draft_loops": 1, "exit_threshold": 0.5},
       "draft_loops",
       "exclude each",
     ),
@@ -524,8 +552,8 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
       for name, value in {
         "stream": True,
         "stop": "x",
-        "loops": 2,
-        "exit": 0.5,
+        "num_loops": 2,
+        "exit_threshold": 0.5,
         "draft_loops": 1,
         "prefill_loops": 1,
       }.items()

@@ -46,7 +46,9 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
   engine = source.make_engine(language_model, num_slots=2, max_tokens=32)
   with examples.serve(engine, tokenizer=language_model.tokenizer) as served:
     answers = [
-      served.post(prompt="w3 w4 w5", logprobs=1, exit=exit, **asked).json()
+      served.post(
+        prompt="w3 w4 w5", logprobs=1, exit_threshold=exit, **asked
+      ).json()
       for exit in (1.0, 0.4)
     ]
   requests = [
@@ -199,7 +201,7 @@ def test_64_streams_of_the_client_of_openai(tmp_path):
       model="ouro", messages=[{"role": "user", "content": f"w{number % 29}"}],
       seed=number, stream=True, max_completion_tokens=5 + number % 20,
       stream_options={"include_usage": True},
-      extra_body={"exit": 0.5 if number % 2 else 1.0},
+      extra_body={"exit_threshold": 0.5 if number % 2 else 1.0},
     )  # fmt: skip
     text, used = "", None
     async for part in stream:

@@ -1,11 +1,14 @@
 """Sweeps: directory names, skipping, resuming, failing."""
 
-import concurrent.futures
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent import futures
 
 import pytest
 from tests_support import (
@@ -50,7 +53,7 @@ class Runner:
     self.fail = fail or {}
     self.commands = []
 
-  def __call__(self, command, log, stop):
+  def __call__(self, command, log, stop, cores=None):
     self.commands.append(command)
     directory = log.parent / command[-1].rpartition("/")[2]
     log.write_text("what it said\n")
@@ -92,17 +95,22 @@ def start(monkeypatch, items, tmp_path, fail=None, **options):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_all_items_resolve_and_names_mean_one_experiment(preset):
-  sweeps = namespace("sudoku_utm")["sweeps"]
+def test_an_experiment_has_one_directory(preset, tmp_path):
+  """Also if it is an item of several sweeps with the same work directory."""
+  sweeps, config = (
+    namespace("sudoku_utm")["sweeps"],
+    load_config("sudoku_utm", preset),
+  )
   by_slug, by_config = {}, {}
-  for name in sweeps(load_config("sudoku_utm", preset)):
-    for item in items_of(name, preset):
+  for name in sweeps(config):
+    items = items_lib.make_items(config, sweeps, name, {}, tmp_path)
+    items_lib.write_manifest(tmp_path, name, "c.py", {}, items)
+    for item in items:
       assert by_slug.setdefault(item.slug, item.config) == item.config
       key = json.dumps(item.config, sort_keys=True)
-      by_config.setdefault(key, set()).add(item.slug.partition(",seed")[0])
+      assert by_config.setdefault(key, item.slug) == item.slug
       assert "/" not in item.slug
       assert len(item.slug) < 200
-  assert all(len(slugs) == 1 for slugs in by_config.values())
 
 
 def test_slugs_are_stable():
@@ -111,8 +119,86 @@ def test_slugs_are_stable():
     "num_memory_tokens=0,seed=0",
     "num_memory_tokens=0,seed=42",
   ]
-  assert "seed=0" in slugs  # The preset's own number of tokens.
+  own = load_config("sudoku_utm", "tiny").model.num_memory_tokens
+  assert f"num_memory_tokens={own},seed=0" in slugs
   assert [item.slug for item in items_of("memory_curve", "tiny")] == slugs
+
+
+def loops(config):
+  """Items of which one has the config's own value, and are named by it."""
+  own = config.model.num_loops
+  both = config_lib.axis("model.num_loops", own, own + 1)
+  same = [{"model.num_loops": own, "optim.weight_decay": 0.25}]
+  return {
+    "loops": both,
+    "decay": [*same, *config_lib.product(both, [{"optim.weight_decay": 0.5}])],
+    "twice": [{}, {"run.seed": config.run.seed}, *both],
+  }
+
+
+def loops_in(workdir, name):
+  return items_lib.make_items(smoke(), loops, name, {}, workdir)
+
+
+def test_an_item_is_named_by_all_that_its_sweep_varies(tmp_path):
+  own = smoke().model.num_loops
+  assert [item.slug for item in loops_in(tmp_path, "loops")] == [
+    f"model.num_loops={own}",
+    f"model.num_loops={own + 1}",
+  ]
+  assert [item.slug for item in loops_in(tmp_path, "decay")] == [
+    f"model.num_loops={own},weight_decay=0.25",
+    f"model.num_loops={own},weight_decay=0.5",
+    f"model.num_loops={own + 1},weight_decay=0.5",
+  ]
+  # Equal experiments of one sweep are one run.
+  assert [item.slug for item in loops_in(tmp_path, "twice")] == [
+    *["base"] * 3,
+    f"model.num_loops={own + 1}",
+  ]
+
+
+def test_a_sweep_that_was_started_keeps_its_directories(monkeypatch, tmp_path):
+  """Whatever they were called: earlier versions left out the config's value."""
+  items = loops_in(tmp_path, "loops")
+  before = [items[0]._replace(slug="base"), items[1]]
+  items_lib.write_manifest(tmp_path, "loops", "c.py", {}, before)
+  start(monkeypatch, before[:1], tmp_path)
+  found = loops_in(tmp_path, "loops")
+  assert found == before
+  runner, _, _ = start(monkeypatch, found, tmp_path)
+  assert runner.names == [items[1].slug]
+  # Another sweep that has the experiment finds its run as well.
+  assert [item.slug for item in loops_in(tmp_path, "twice")][0] == "base"
+  path = tmp_path / "sweep-loops.json"
+  manifest = workdir_lib.read_json(path)
+  for item in manifest["items"]:  # As of a version with fewer settings.
+    del item["config"]["eval"]
+  workdir_lib.write_json(path, manifest)
+  assert loops_in(tmp_path, "loops") == before
+  workdir_lib.write_json(path, {"sweep": "loops", "items": [3]})
+  with pytest.raises(UserError, match="sweep-loops.json: is not a list of"):
+    loops_in(tmp_path, "loops")
+
+
+def test_items_that_start_from_others_keep_their_directories(tmp_path):
+  """Also where the sweep's directory is given by another path."""
+  before = [
+    item._replace(slug=f"old-{number}")
+    for number, item in enumerate(chained(tmp_path))
+  ]
+  paths = {1: "old-0", 2: "old-1"}
+  before = [
+    item._replace(
+      overrides=item.overrides
+      | {k: f"elsewhere/{paths[n]}" for k in item.overrides if "init" in k}
+    )
+    for n, item in enumerate(before)
+  ]
+  items_lib.write_manifest(tmp_path, "chain", "c.py", {}, before)
+  found = chained(tmp_path)
+  assert [item.slug for item in found] == ["old-0", "old-1", "old-2"]
+  assert found[2].overrides["run.init_from"] == str(tmp_path / "old-1")
 
 
 def slug_of(**overrides):
@@ -301,6 +387,146 @@ def test_what_stops_the_sweep_lets_the_run_save(tmp_path, which):
   assert signal.getsignal(signal.Signals[which]) == before
 
 
+WAITS = SAVES.replace("os.kill(os.getppid(), int(sys.argv[1]))", "print(1)")
+
+
+def test_what_stops_the_sweep_stops_all_its_runs(tmp_path):
+  """Each by one signal: a second one would end it before it saved."""
+  stop = runner_lib.StopRequest()
+  scripts = [WAITS, WAITS, SAVES]
+  with stop.listening(), futures.ThreadPoolExecutor(len(scripts)) as pool:
+    logs = [tmp_path / f"{number}.log" for number in range(len(scripts))]
+    runs = []
+    for script, log in zip(scripts, logs, strict=True):
+      command = [sys.executable, "-uc", script, str(int(signal.SIGINT))]
+      runs.append(pool.submit(runner_lib.run_command, command, log, stop))
+      while script is WAITS and not (log.exists() and log.read_text()):
+        time.sleep(0.01)
+    assert [run.result() for run in runs] == [(4, "saved")] * 3
+  assert stop.received and not stop._processes
+
+
+def test_cores_are_split_evenly(monkeypatch, capsys):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, *range(6)})
+  assert runner_lib.split_cores(1) == [None]
+  assert runner_lib.split_cores(2) == [{0, 1, 2}, {3, 4, 5, 9}]
+  assert runner_lib.split_cores(7) == [{0}, {1}, {2}, {3}, {4}, {5}, {9}]
+  with pytest.raises(UserError, match="--jobs=8: there are only 7 CPU cores"):
+    runner_lib.split_cores(8)
+  assert not capsys.readouterr().err
+  monkeypatch.delattr(os, "sched_getaffinity")
+  assert runner_lib.split_cores(8) == [None] * 8
+  assert "cannot tie a run to cores" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+  not hasattr(os, "sched_getaffinity"), reason="no CPU affinity"
+)
+def test_a_run_has_the_cores_of_its_job(tmp_path):
+  core = max(os.sched_getaffinity(0))
+  script = "import os, time; time.sleep(0.2); print(os.sched_getaffinity(0))"
+  for cores in ({core}, None):
+    _, said = runner_lib.run_command(
+      [sys.executable, "-c", script],
+      tmp_path / "x.log",
+      runner_lib.StopRequest(),
+      cores,
+    )
+    assert said == str(cores or os.sched_getaffinity(0))
+
+
+class Pairs(Runner):
+  """Runs that end only when two run at once, on different cores."""
+
+  def __init__(self, items):
+    super().__init__(items)
+    self.together, self.cores = threading.Barrier(2, timeout=60), []
+
+  def __call__(self, command, log, stop, cores):
+    self.cores.append(cores)
+    self.together.wait()
+    return super().__call__(command, log, stop)
+
+
+def test_items_run_at_once(monkeypatch, items, tmp_path, capsys):
+  runner = Pairs(items)
+  monkeypatch.setattr(runner_lib, "run_command", runner)
+  arguments = items, tmp_path, ["--config=c.py:smoke"]
+  found = runner_lib.run_items(*arguments, cores=[{0}, {1}])
+  assert found == ({}, 0)
+  assert sorted(runner.names) == sorted(item.slug for item in items)
+  assert sorted(map(str, runner.cores)) == ["{0}"] * 2 + ["{1}"] * 2
+  lines = capsys.readouterr().out.splitlines()
+  assert {line.split()[0] for line in lines} == {"1/4", "2/4", "3/4", "4/4"}
+  assert all("  done in " in line for line in lines)
+
+
+def test_items_wait_for_those_that_they_start_from(monkeypatch, tmp_path):
+  """An item that starts from none goes first."""
+  items = [*chained(tmp_path), *loops_in(tmp_path, "loops")[1:]]
+  first, second, third, alone = (item.slug for item in items)
+  runner = Runner(items)
+  began = threading.Event()
+
+  def run(command, log, stop, cores):
+    if command[-1].endswith(alone):
+      began.set()
+    assert began.wait(60)  # The first one ends only after it began.
+    return runner(command, log, stop)
+
+  monkeypatch.setattr(runner_lib, "run_command", run)
+  done = runner_lib.run_items(
+    items, tmp_path, ["--config=c.py"], cores=[None] * 3
+  )
+  assert done == ({}, 0)
+  assert [name for name in runner.names if name != alone] == [
+    first,
+    second,
+    third,
+  ]
+
+
+@pytest.mark.parametrize("status", [4, 5])
+def test_an_item_that_was_stopped_stops_those_beside_it(
+  monkeypatch, items, tmp_path, status
+):
+  names = []
+
+  def run(command, log, stop, cores):
+    names.append(command[-1].rpartition("/")[2])
+    if command[-1].endswith(items[1].slug):
+      return status, ""
+    while not stop.received:
+      time.sleep(0.01)
+    return -signal.SIGTERM, ""
+
+  monkeypatch.setattr(runner_lib, "run_command", run)
+  arguments = items, tmp_path, ["--config=c.py"]
+  found = runner_lib.run_items(*arguments, cores=[None, None])
+  assert found == ({}, status)
+  assert sorted(names) == sorted(item.slug for item in items[:2])
+
+
+def test_what_goes_wrong_in_the_sweep_stops_its_runs(
+  monkeypatch, items, tmp_path
+):
+  stopped = []
+
+  def run(command, log, stop, cores):
+    if command[-1].endswith(items[0].slug):
+      raise OSError("the disk is full")
+    while not stop.received:
+      time.sleep(0.01)
+    stopped.append(command[-1])
+    return 4, ""
+
+  monkeypatch.setattr(runner_lib, "run_command", run)
+  arguments = items, tmp_path, ["--config=c.py"]
+  with pytest.raises(OSError, match="the disk is full"):
+    runner_lib.run_items(*arguments, cores=[None, None])
+  assert len(stopped) == 1
+
+
 def test_a_signal_between_two_runs_is_not_lost(tmp_path):
   stop, log = runner_lib.StopRequest(), tmp_path / "x.log"
   with stop.listening():
@@ -322,7 +548,7 @@ def test_a_signal_that_is_ignored_stays_so():
 def test_a_run_that_ended_before_it_could_save_was_preempted(
   monkeypatch, items, tmp_path
 ):
-  def run(command, log, stop):
+  def run(command, log, stop, cores):
     stop.received = True
     return -signal.SIGTERM, ""
 
@@ -413,6 +639,41 @@ def test_a_sweep_that_is_done_says_what_is_next(monkeypatch, tmp_path, capsys):
   assert last == f"next: loopjax report {tmp_path}"
 
 
+@pytest.mark.parametrize(
+  ("arguments", "said"),
+  [
+    (["--jobs=0"], "--jobs=0 must be at least 1"),
+    (["--jobs=9"], "--jobs=9: there are only 2 CPU cores"),
+    (["--jobs=2", "--item=0"], "--jobs has no effect with --item"),
+    (["--limit=2", "--item=0"], "--limit has no effect with --item"),
+    (["--jobs=2", "--count"], "--jobs has no effect with --count"),
+  ],
+)
+def test_flags_that_contradict_each_other(
+  monkeypatch, tmp_path, refusal, arguments, said
+):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+  place = f"--workdir={tmp_path / 'new'}"
+  words = [CONFIG, "--sweep=depth", place, *arguments]
+  with contextlib.chdir(ROOT):
+    assert said in refusal(sweep_main.main, words)
+  assert not (tmp_path / "new").exists()
+
+
+def test_jobs_of_the_command_have_their_cores(monkeypatch, tmp_path):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+  calls = []
+
+  def run_items(*_, cores, **__):
+    calls.append(cores)
+    return {}, 0
+
+  monkeypatch.setattr(runner_lib, "run_items", run_items)
+  for more in ([], ["--jobs=2"]):
+    assert sweep_depth(f"--workdir={tmp_path}", *more) == 0
+  assert calls == [[None], [{0}, {1}]]
+
+
 def test_the_number_of_items_for_scripts(capsys, tmp_path):
   assert sweep_depth("--count", f"--workdir={tmp_path / 'none'}") == 0
   assert capsys.readouterr().out == "3\n"
@@ -443,7 +704,7 @@ def test_jobs_may_write_the_manifest_at_the_same_time(items, tmp_path):
       items_lib.write_manifest(tmp_path, "tradeoff", "c.py", {}, items)
       assert len(workdir_lib.read_json(path)["items"]) == len(items)
 
-  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+  with futures.ThreadPoolExecutor(8) as pool:
     list(pool.map(job, range(8)))
   assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
@@ -475,7 +736,7 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   assert "gate" not in items[0].config["model"]
   commands = []
 
-  def run(command, log, stop):
+  def run(command, log, stop, cores):
     commands.append(command)
     return 1, ""
 

@@ -10,6 +10,7 @@ from tests_support import load_config, namespace
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
+from loopjax.nn import lora
 from loopjax.run.checkpoints import integrity, restore
 from loopjax.sweep import items as items_lib
 
@@ -19,7 +20,7 @@ SHORT = "run.log_every=5,run.checkpoint_every=5,run.num_steps=15"
 def stages(workdir):
   """(item, its config) of the sweep."""
   config = load_config(
-    "gsm_sleep", f"smoke,looplm,{SHORT},model.num_layers=2,model.num_passes=2"
+    "gsm_sleep", f"smoke,looplm,{SHORT},model.num_layers=2,model.num_loops=2"
   )
   sweeps = namespace("gsm_sleep")["sweeps"]
   items = items_lib.make_items(config, sweeps, "stages", {}, workdir)
@@ -56,7 +57,7 @@ def test_stages_go_on_from_each_other(tmp_path):
 def test_parameters_that_are_there_take_the_place_of_fresh_ones():
   fresh = {"layers": {"kernel": 1, "bias": 2}, "memories": {"kernel": 3}}
   there = {"layers": {"kernel": 4, "bias": 5}}
-  assert integrity.merged(fresh, there) == {**fresh, **there}
+  assert lora.replaced(fresh, there) == {**fresh, **there}
 
 
 @pytest.mark.manual

@@ -256,7 +256,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
   copy = tmp_path / "copy"
   shutil.copytree(finished, copy)
   config = smoke(
-    eval__num_loops=7, eval__loop_kind="while", eval__checkpoint="10"
+    eval__num_loops=7, eval__execution="while", eval__checkpoint="10"
   )
   before = {
     path.relative_to(copy): path.read_bytes()

@@ -40,8 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     "--check",
     choices=questions.CHECKS,
     default=questions.CHECKS[0],
-    help="how to compare answers: by the last number or the last mathematical"
-    f" expression [{questions.CHECKS[0]}]",
+    help="how to compare answers: by the last number, the last mathematical"
+    " expression, the whole text, or whether the text contains the answer"
+    f" [{questions.CHECKS[0]}]",
+  )
+  parser.add_argument(
+    "--ignore_case",
+    action="store_true",
+    help="letters of either case are equal in --check=exact and contains",
   )
   parser.add_argument(
     "--k", default="1", help="values of k for pass@k, for example 1,10 [1]"

@@ -40,6 +40,7 @@ class Options(NamedTuple):
   template: str
   chat: bool
   check: str
+  ignore_case: bool
   k: str
   slots: int
   out: pathlib.Path | None
@@ -70,7 +71,9 @@ def run(options: Options) -> None:
   """
   ks = _check(options)
   questions = questions_lib.read(options.questions, options.limit)
-  is_right = questions_lib.make_check(options.check, questions)
+  is_right = questions_lib.make_check(
+    options.check, questions, options.ignore_case
+  )
   model = source.load(options.model)
   engine = source.engine_from_flags(
     model,
@@ -230,6 +233,7 @@ def _facts(
     "chat": options.chat,
     "template": options.template,
     "check": options.check,
+    **({"ignore_case": True} if options.ignore_case else {}),
     "sampling": dataclasses.asdict(flags.sampling),
     "max_new_tokens": flags.max_new_tokens,
     "stop": flags.stop,

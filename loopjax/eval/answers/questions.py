@@ -14,7 +14,8 @@ _QUESTION = ("question", "problem", "prompt")
 # A minus after a digit or a bracket is an operator.
 _NUMBER = re.compile(r"(?:(?<![\d)])-)?\$?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
 
-CHECKS = "number", "math"
+CHECKS = "number", "math", "exact", "contains"
+OF_TEXT = "exact", "contains"  # They compare text, not values.
 Check = Callable[[str, str], bool]
 
 
@@ -63,27 +64,51 @@ def read(path: Path, limit: int = 0) -> list[Question]:
   return questions
 
 
-def make_check(name: str, questions: Sequence[Question]) -> Check:
+def make_check(
+  name: str, questions: Sequence[Question], ignore_case: bool = False
+) -> Check:
   """A function (generated text, correct answer) -> whether they agree.
 
   Args:
     name: one of CHECKS. "number" compares the last number of the text, "math"
       the last mathematical expression, preferably one in \\boxed{}, by Hugging
-      Face's Math-Verify.
+      Face's Math-Verify; "exact" the whole text, "contains" any part of it,
+      both with a single space for any white space, and none at the ends.
     questions: the questions whose answers will be checked.
+    ignore_case: in "exact" and "contains", letters of either case are equal.
 
   Raises:
-    UserError: the check cannot be used for an answer, or needs a package.
+    UserError: the check cannot be used for an answer, or needs a package; or
+      it has no case to ignore.
   """
+  if name in OF_TEXT:
+    return _text_check(name, ignore_case)
+  if ignore_case:
+    raise UserError(f"--ignore_case has no effect with --check={name}")
   if name == "math":
     return _math_check()
   for question in questions:
     if _NUMBER.fullmatch(question.answer) is None:
       raise UserError(
         f"question {question.number}: its answer {question.answer!r} is not a"
-        " number; --check=math compares expressions"
+        " number; --check=exact and --check=contains compare text, --check=math"
+        " expressions"
       )
   return _is_number
+
+
+def _text_check(name: str, ignore_case: bool) -> Check:
+  """Compares text, as `make_check` describes."""
+
+  def plain(text: str) -> str:
+    text = " ".join(text.split())
+    return text.casefold() if ignore_case else text
+
+  def check(text: str, answer: str) -> bool:
+    said, right = plain(text), plain(answer)
+    return said == right if name == "exact" else right in said
+
+  return check
 
 
 def _is_number(text: str, answer: str) -> bool:

@@ -145,7 +145,7 @@ class Layer(nnx.Module):
       step,
       Carry(h, zeros, none, none, rule.init(h.shape[:2]), cache),
       num_loops,
-      kind=options.kind,
+      kind=options.execution,
       remat=options.remat,
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )

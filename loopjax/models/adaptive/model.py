@@ -115,7 +115,7 @@ class Model(nnx.Module):
     check_loops(config, num_loops)
     if isinstance(exit_threshold, float) and not 0 < exit_threshold <= 1:
       raise UserError(f"exit_threshold={exit_threshold} must be in (0, 1]")
-    options = dataclasses.replace(self.options, kind=kind)
+    options = dataclasses.replace(self.options, execution=kind)
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
     real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens

@@ -9,7 +9,6 @@ from loopjax.models.melt.config import (
   Config,
   check_schedule,
   costs,
-  has_gate_rate,
 )
 from loopjax.models.melt.model import (
   TRACES,
@@ -31,7 +30,6 @@ FAMILY = Family(
   check_schedule=check_schedule,
   check_teacher=check_teacher,
   untrained=exiting.untrained,
-  has_gate_rate=has_gate_rate,
   reading=Reading(
     caches=("latent",),
     empty_cache=empty_cache,

@@ -26,8 +26,8 @@ class Config(stack.StackConfig):
   Attributes:
     num_key_value_heads: G, each shared by H / G query heads; 0 for H.
     head_width: d_h; 0 for D / H.
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741).
+    norm_order: RMS norms of a block, "pre" or "branch" (Ouro), see
+      `stack.NORM_ORDERS`.
     num_loops: K, number of loops in training.
     tied: whether the read-out uses the embedding table; else it has its own.
     exit_gate: "none"; or "unused": the gate of the model that the parameters
@@ -73,7 +73,7 @@ class Config(stack.StackConfig):
   precision: str = "bfloat16"
   num_key_value_heads: int = 0
   head_width: int = 0
-  post_norm: bool = True
+  norm_order: str = "branch"
   num_loops: int = 4
   tied: bool = False
   exit_gate: str = "none"
@@ -99,6 +99,7 @@ class Config(stack.StackConfig):
       exit_gate=("none", "unused"),
       gate=GATES,
       distill=DISTILL,
+      norm_order=stack.INNER_NORMS,
     )
     checks.at_least(
       "model",
@@ -183,11 +184,6 @@ class Options(NamedTuple):
   reach: int = -1
   hops: int = -1
   sweeps: int = 0
-
-
-def has_gate_rate(config: Config) -> bool:
-  """See `Family`: learned gates are new beside a trained model."""
-  return config.gate in LEARNED
 
 
 def check_schedule(config: Config, num_steps: int) -> None:

@@ -134,7 +134,7 @@ class Model(nnx.Module):
       gate=config.gate,
       num_loops=num_loops,
       rope_base=config.rope_base,
-      kind=kind or self.options.kind,
+      kind=kind or self.options.execution,
       remat=self.options.remat,
       keep=keep,
     )

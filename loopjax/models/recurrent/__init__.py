@@ -2,7 +2,7 @@
 
 from loopjax.models import exiting
 from loopjax.models.reading import unstacked
-from loopjax.models.recurrent.config import Config, costs
+from loopjax.models.recurrent.config import GROUPS, Config, costs
 from loopjax.models.recurrent.model import TRACES, Model
 from loopjax.models.recurrent.reading import (
   check_exits,
@@ -21,6 +21,7 @@ FAMILY = Family(
   loss=loss,
   costs=costs,
   traces=TRACES,
+  groups=GROUPS,
   check_schedule=check_schedule,
   reads_out_every_loop=reads_out_every_loop,
   measures=Model.measures,

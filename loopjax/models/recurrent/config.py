@@ -9,13 +9,26 @@ from loopjax.errors import Moot, UserError
 from loopjax.loop import depth as depth_lib
 from loopjax.loop import injection
 from loopjax.nn import block, stack
-from loopjax.nn.shape import Shape
 from loopjax.types import TaskSpec
 
-NORM_ORDERS = ("pre", "branch", "sum")
-EXIT_NORMS = ("none", "plain", "per_loop", "coda")
+LOOP_NORMS = ("final_only", "plain", "per_loop", "coda")
 STATES = ("input", "zero", "normal")
 UPDATES = ("replace", "gate", "damped")
+# The settings that belong together; the others are at the top level.
+GROUPS = {
+  "attention": (
+    "num_key_value_heads", "head_width", "qk_norm", "qk_bias", "value_bias",
+  ),
+  "norms": ("norm_order", "loop_norm", "prelude_norm", "norm_epsilon"),
+  "injection": ("injection", "anchor_scale"),
+  "state": ("state", "state_std", "update"),
+  "depth": (
+    "depth", "depth_sigma", "calibrated", "max_loops", "depth_per",
+    "growth_steps", "growth_loops",
+  ),
+  "gradient": ("num_with_gradient",),
+  "embedding": ("input_scale", "tied"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,27 +36,29 @@ class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are Huginn's (arXiv 2502.05171).
 
   Those of `stack.StackConfig`, where `num_layers` counts the core's layers,
-  and:
+  and, by the mechanisms in `GROUPS`:
 
   Attributes:
     num_prelude, num_coda: layers that run once before the loops and after them.
+    num_loops: K, number of loops in evaluation; in training, the mean of
+      `depth`.
+    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
+      in training.
     num_key_value_heads: G, each shared by H / G query heads; 0 for H.
     head_width: d_h; 0 for D / H.
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
     qk_bias: whether queries and keys have a bias, before the rotation.
     value_bias: whether values have one.
+    norm_order: RMS norms of a block, see `stack.NORM_ORDERS`.
+    loop_norm: norm after every loop: "final_only": none but the read-out's;
+      "plain", without a gain; and the norm of the read-out "per_loop" (Ouro)
+      or, once, before the "coda" (Huginn).
+    prelude_norm: whether the prelude ends with an RMS norm (Parcae).
     norm_epsilon: what is added to the mean square in norms with a gain.
-    norm_order: RMS norms of a block: "pre": of the inputs of attention and MLP;
-      "branch": also of their outputs (Ouro); "sum": also of the sums of the
-      residual stream and their outputs (Huginn), which bounds the state.
     injection: how the prelude's output enters every loop, see
       `loop.injection`.
     anchor_scale: alpha of "anchor": after every loop alpha e is added.
-    prelude_norm: whether the prelude ends with an RMS norm (Parcae).
-    exit_norm: norm after every loop: "none"; "plain", without a gain; and the
-      norm of the read-out "per_loop" (Ouro) or, once, before the "coda"
-      (Huginn).
     state: the state before the first loop: the "input" of the loops, "zero", or
       "normal", drawn for each row and position. In evaluation the draw depends
       only on the position.
@@ -51,60 +66,56 @@ class Config(stack.StackConfig):
     update: the state after a loop: "replace": the core's output; "gate": from
       the second loop on, the old state moves towards it by a learned share of
       each feature, initially 0; "damped": h + (core(h) - h) / K.
-    num_loops: K, number of loops in evaluation; in training, the mean of
-      `depth`.
     depth: distribution of the loops in training, see `loop.depth`.
     depth_sigma: sigma of "poisson_lognormal".
     calibrated: whether the mean depth is exactly K; otherwise the mean of
       "poisson_lognormal" is K + 1, as in Huginn.
     max_loops: maximum of the sampled depth; 0 for none.
     depth_per: one draw for each "step", or for each "row" of its batch.
-    num_with_gradient: b, number of last loops with a gradient; 0 for all.
     growth_steps, growth_loops: a fixed depth that grows: growth_loops[i] loops
       before step growth_steps[i], then K.
+    num_with_gradient: b, number of last loops with a gradient; 0 for all.
     input_scale: factor of embedded tokens.
     tied: whether the output layer uses the embedding table or a separate one.
-    dropout: dropout rate on embeddings and on the outputs of attention and MLP,
-      in training.
   """
 
   num_prelude: int = 2
   num_coda: int = 2
+  num_loops: int = 32
+  dropout: float = 0.0
   num_key_value_heads: int = 0
   head_width: int = 0
   qk_norm: bool = False
   qk_bias: bool = False
   value_bias: bool = False
-  norm_epsilon: float = 1e-6
   norm_order: str = "sum"
+  loop_norm: str = "coda"
+  prelude_norm: bool = False
+  norm_epsilon: float = 1e-6
   injection: str = "linear"
   anchor_scale: float = 1.0
-  prelude_norm: bool = False
-  exit_norm: str = "coda"
   state: str = "normal"
   state_std: float = 0.632
   update: str = "replace"
-  num_loops: int = 32
   depth: str = "poisson_lognormal"
   depth_sigma: float = 0.5
   calibrated: bool = False
   max_loops: int = 0
   depth_per: str = "step"
-  num_with_gradient: int = 8
   growth_steps: tuple[int, ...] = ()
   growth_loops: tuple[int, ...] = ()
+  num_with_gradient: int = 8
   input_scale: float = 1.0
   tied: bool = True
-  dropout: float = 0.0
 
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of(
       "model",
       self,
-      norm_order=NORM_ORDERS,
+      norm_order=stack.NORM_ORDERS,
       injection=injection.INJECTIONS,
-      exit_norm=EXIT_NORMS,
+      loop_norm=LOOP_NORMS,
       state=STATES,
       update=UPDATES,
       depth=depth_lib.DEPTHS,
@@ -140,19 +151,10 @@ class Config(stack.StackConfig):
         "model.depth='learned' needs model.depth_per='row'",
         (Moot("model.depth_per", "row", ("model.depth",)),),
       )
-    if self.exit_norm == "coda" and not self.num_coda:
+    if self.loop_norm == "coda" and not self.num_coda:
       raise UserError(
-        "model.exit_norm='coda' needs model.num_coda of at least 1"
+        "model.loop_norm='coda' needs model.num_coda of at least 1"
       )
-
-  def block_shape(self) -> Shape:
-    """Structure of the blocks; raises UserError if it is invalid."""
-    shape = super().block_shape()
-    if self.norm_order == "pre":
-      return shape
-    return dataclasses.replace(
-      shape, post_norm=shape.norm, norm_sum=self.norm_order == "sum"
-    )
 
   def depths(self) -> np.ndarray:
     """The distribution of the loops in training, see `depth.probabilities`."""

@@ -185,9 +185,9 @@ class Model(nnx.Module):
       new = hidden + share.astype(new.dtype) * (new - hidden)
     elif config.update == "damped":
       new = hidden + (new - hidden) / by_row(call.num_loops).astype(new.dtype)
-    if config.exit_norm == "plain":
+    if config.loop_norm == "plain":
       new = norm.rms_normalise(new, _EPSILON).astype(new.dtype)
-    elif config.exit_norm == "per_loop":
+    elif config.loop_norm == "per_loop":
       new = self.final_norm(new)
     if config.injection == "anchor":
       new = new + config.anchor_scale * injected
@@ -237,14 +237,14 @@ class Model(nnx.Module):
     self, call: causal.Call, hidden: Array, cache: PartsCache | None
   ) -> tuple[Array, Any]:
     """The coda's output [B, T, D] for a state, and its cache."""
-    if self.config.exit_norm == "coda":
+    if self.config.loop_norm == "coda":
       hidden = self.final_norm(hidden)
     return self.part(call, "coda", hidden, cache)
 
   def readout_input(self, hidden: Array) -> Array:
     """The coda's output [B, T, D] after its norm."""
     config = self.config
-    if config.exit_norm == "per_loop" and not config.num_coda:
+    if config.loop_norm == "per_loop" and not config.num_coda:
       return hidden  # The loop ends with the norm.
     return self.final_norm(hidden)
 

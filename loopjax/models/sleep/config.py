@@ -4,10 +4,25 @@ import dataclasses
 
 from loopjax import checks
 from loopjax.errors import Moot, UserError
+from loopjax.models import causal
 from loopjax.nn import block, hybrid, stack
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.types import TaskSpec
+
+# The settings that belong together; the others are at the top level.
+GROUPS = {
+  "memory": (
+    "memory", "memory_mlp", "num_memory_heads", "key_width", "value_width",
+    "A_range", "dt_range", "negative_eigenvalues",
+  ),
+  "windows": ("answer_chunk", "eviction", "carry_convolutions"),
+  "passes": (
+    "num_prelude", "num_coda", "loop_norm", "injection", "carry_state",
+  ),
+  "gradient": ("num_with_gradient", "gradient_cut", "implicit_terms"),
+  "read-out": ("tied", "exit_gate"),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +30,7 @@ class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's small model.
 
   The paper states width and layers; the rest is from flash-linear-attention.
-  Those of `stack.StackConfig`, and:
+  Those of `stack.StackConfig`, and, by the mechanisms in `GROUPS`:
 
   Attributes:
     num_layers: number of attention layers.
@@ -23,11 +38,12 @@ class Config(stack.StackConfig):
     num_memory_layers: number of memory layers. The smaller of the two numbers
       of layers must divide the other: it is the number of groups. A group has
       its attention layers first, then its memory layers.
-    post_norm: whether attention and MLP also have an RMS norm after them (Ouro,
-      arXiv 2510.25741); memory layers never have one.
-    tied: whether the read-out uses the embedding table; else it has its own.
-    exit_gate: "none"; or "unused": the gate of the `looped` model that the
-      parameters come from.
+    norm_order: RMS norms of attention layers, "pre" or "branch", see
+      `stack.NORM_ORDERS`; memory layers always have "pre".
+    window: L, number of tokens that attention sees, at least as many as an
+      answer has.
+    num_loops: N, passes, as the paper calls them, over every window before it
+      is evicted; 1 is the plain hybrid.
     memory: "gated_delta", or "jet" with a dynamic convolution of the values.
     memory_mlp: whether memory layers have an MLP. Without it their output is
       initially zero, so that they can be inserted into a trained `looped`
@@ -36,38 +52,39 @@ class Config(stack.StackConfig):
     key_width, value_width: d_k and d_v of one head.
     A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
-    window: L, number of tokens that attention sees, at least as many as an
-      answer has.
     answer_chunk: the tokens that are read in one pass, ending with the answer.
       "merged": all tokens after the last whole window (algorithm 1, line 2).
       "separate": the answer only; the tokens before it are left-padded to whole
       windows. Both are the same if the window divides the number of tokens
       before the answer.
-    num_passes: N, passes over every window before it is evicted; 1 is the plain
-      hybrid.
     eviction: "hard": all keys and values of a window are dropped; "sliding":
       those of its last L - 1 tokens, from the last pass, are kept.
-    num_prelude_layers, num_coda_layers: attention layers of the first and last
-      groups that run once per window, whatever N.
-    pass_norm: whether the final norm is applied between passes, as in `looped`.
-    inject: whether the input of the first pass is added to that of every later
-      pass.
+    carry_convolutions: whether the short convolutions continue across windows;
+      else every window starts with zeros.
+    num_prelude, num_coda: how many of the `num_layers` attention layers, the
+      first and the last ones, run once per window, whatever N.
+    loop_norm: "per_loop": the final norm is also applied between passes, as in
+      `looped`, but not before the coda; "final_only": only before the read-out.
+    injection: how the input of the first pass enters every later one: "none" or
+      "add", see `loop.injection`.
     carry_state: whether a pass starts from the fast weights of the previous
       pass (algorithm 1); else from those at the start of the window. The fast
       weights of the last pass are passed to the next window in both cases.
-    carry_convolutions: whether the short convolutions continue across windows;
-      else every window starts with zeros.
-    gradient_passes: number of last passes, of the N, between which no gradient
-      is stopped; 0 for all. `gradient_cut` says what is stopped before them.
+    num_with_gradient: number of last passes, of the N, between which no
+      gradient is stopped; 0 for all. `gradient_cut` says what is stopped before
+      them.
     gradient_cut: where gradients between the earlier passes are stopped.
       "hidden": in the residual stream; every pass still gets the gradient of
       the fast weights that it wrote. "fast_weights": in the fast weights only.
       "both": earlier passes get no gradient, and a window gets one only through
-      `inject`, its last tokens, the convolutions or, without carry_state, the
-      fast weights.
+      `injection`, its last tokens, the convolutions or, without carry_state,
+      the fast weights.
     implicit_terms: if not 0, the passes are treated as converged to a fixed
       point, whose gradient is a Neumann series of this many terms; 0 for
       back-propagation through the passes.
+    tied: whether the read-out uses the embedding table; else it has its own.
+    exit_gate: "none"; or "unused": the gate of the `looped` model that the
+      parameters come from.
   """
 
   width: int = 256
@@ -76,9 +93,9 @@ class Config(stack.StackConfig):
   mlp: str = "swiglu"
   mlp_ratio: float = 2.75
   num_memory_layers: int = 2
-  post_norm: bool = False
-  tied: bool = True
-  exit_gate: str = "none"
+  norm_order: str = "pre"
+  window: int = 24
+  num_loops: int = 1
   memory: str = "gated_delta"
   memory_mlp: bool = True
   num_memory_heads: int = 3
@@ -87,19 +104,19 @@ class Config(stack.StackConfig):
   A_range: tuple[float, float] = (0.0, 16.0)
   dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
-  window: int = 24
   answer_chunk: str = "merged"
-  num_passes: int = 1
   eviction: str = "hard"
-  num_prelude_layers: int = 0
-  num_coda_layers: int = 0
-  pass_norm: bool = False
-  inject: bool = False
-  carry_state: bool = True
   carry_convolutions: bool = False
-  gradient_passes: int = 0
+  num_prelude: int = 0
+  num_coda: int = 0
+  loop_norm: str = "final_only"
+  injection: str = "none"
+  carry_state: bool = True
+  num_with_gradient: int = 0
   gradient_cut: str = "hidden"
   implicit_terms: int = 0
+  tied: bool = True
+  exit_gate: str = "none"
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -110,44 +127,44 @@ class Config(stack.StackConfig):
       eviction=("hard", "sliding"),
       exit_gate=("none", "unused"),
       gradient_cut=("hidden", "fast_weights", "both"),
+      norm_order=stack.INNER_NORMS,
+      loop_norm=causal.LOOP_NORMS,
+      injection=("none", "add"),
     )
     # The short convolutions of the memory layers span four tokens.
-    checks.at_least("model", self, window=4, num_passes=1)
-    checks.at_least("model", self, gradient_passes=0, implicit_terms=0)
+    checks.at_least("model", self, window=4, num_loops=1)
+    checks.at_least("model", self, num_with_gradient=0, implicit_terms=0)
     self._check_layers()
     self.memory_shape()
-    if self.gradient_passes > self.num_passes:
+    if self.num_with_gradient > self.num_loops:
       raise UserError(
-        f"model.gradient_passes={self.gradient_passes} is more than"
-        f" model.num_passes={self.num_passes}",
-        (Moot("model.gradient_passes", 0, ("model.num_passes",)),),
+        f"model.num_with_gradient={self.num_with_gradient} is more than"
+        f" model.num_loops={self.num_loops}",
+        (Moot("model.num_with_gradient", 0, ("model.num_loops",)),),
       )
-    if not self.gradient_passes:
-      checks.without_effect("model", self, "gradient_passes", "gradient_cut")
+    if not self.num_with_gradient:
+      checks.without_effect("model", self, "num_with_gradient", "gradient_cut")
     if not self.carry_state:
       why = ": passes do not read each other's fast weights"
       checks.without_effect(
         "model", self, "carry_state", "gradient_cut", why=why
       )
-    if self.implicit_terms and (self.carry_state or not self.inject):
+    if self.implicit_terms and (self.carry_state or self.injection == "none"):
       raise UserError(
-        "model.implicit_terms needs model.inject=True and"
+        "model.implicit_terms needs model.injection='add' and"
         " model.carry_state=False: otherwise the fixed point would not depend"
         " on the window or on those before it"
       )
-    if self.implicit_terms and self.num_passes == 1:
+    if self.implicit_terms and self.num_loops == 1:
       raise UserError(
         f"model.implicit_terms={self.implicit_terms} has no effect while"
-        " model.num_passes=1: a single pass is not iterated",
-        (Moot("model.implicit_terms", 0, ("model.num_passes",)),),
+        " model.num_loops=1: a single pass is not iterated",
+        (Moot("model.implicit_terms", 0, ("model.num_loops",)),),
       )
     if self.implicit_terms:
-      checks.without_effect("model", self, "implicit_terms", "gradient_passes")
-
-  @property
-  def num_loops(self) -> int:
-    """N; the name that all families use."""
-    return self.num_passes
+      checks.without_effect(
+        "model", self, "implicit_terms", "num_with_gradient"
+      )
 
   @property
   def num_groups(self) -> int:
@@ -161,8 +178,8 @@ class Config(stack.StackConfig):
       "model",
       self,
       num_memory_layers=1,
-      num_prelude_layers=0,
-      num_coda_layers=0,
+      num_prelude=0,
+      num_coda=0,
       num_memory_heads=1,
       key_width=1,
       value_width=1,
@@ -174,17 +191,22 @@ class Config(stack.StackConfig):
         " groups have the same layers"
       )
     each = self.num_layers // self.num_groups
-    for name in ("num_prelude_layers", "num_coda_layers"):
+    for name in ("num_prelude", "num_coda"):
       if getattr(self, name) % each:
         raise UserError(
           f"model.{name}={getattr(self, name)} must be a multiple of {each},"
           " the attention layers of a group"
         )
-    if self.num_prelude_layers + self.num_coda_layers >= self.num_layers:
+    if self.num_prelude + self.num_coda >= self.num_layers:
       raise UserError(
         f"model.num_layers={self.num_layers} has no layers left between"
-        f" model.num_prelude_layers={self.num_prelude_layers} and"
-        f" model.num_coda_layers={self.num_coda_layers}"
+        f" model.num_prelude={self.num_prelude} and"
+        f" model.num_coda={self.num_coda}",
+        # Those of a `recurrent` model are not among its `num_layers`.
+        tuple(
+          Moot(f"model.{name}", 0, ("model.name",))
+          for name in ("num_prelude", "num_coda")
+        ),
       )
 
   @property
@@ -246,7 +268,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   past = length - 1 if config.eviction == "sliding" else 0
   num_last = last_chunk(config, spec)
   num_windows = -(-(spec.sequence_length - num_last) // length)
-  outside = config.num_prelude_layers + config.num_coda_layers
+  outside = config.num_prelude + config.num_coda
   inside = config.num_layers - outside
   per_layer = config.num_memory_layers / config.num_layers
 
@@ -262,7 +284,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
   def once(passes: int) -> float:
     """FLOPs outside the passes; a coda that predicts tokens may run twice."""
-    second_coda = config.num_coda_layers if predicts and passes > 1 else 0
+    second_coda = config.num_coda if predicts and passes > 1 else 0
     return head + last + slept * (outside + second_coda)
 
   head = 2 * predicted * config.width * spec.vocab_size
@@ -287,5 +309,5 @@ def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
     return 1 + config.implicit_terms + first
   # With "hidden" or "fast_weights", gradients still pass through all passes.
   truncated = config.gradient_cut == "both" or not config.carry_state
-  backward = (truncated and config.gradient_passes) or num_passes
+  backward = (truncated and config.num_with_gradient) or num_passes
   return min(backward + first, num_passes)

@@ -141,10 +141,10 @@ class Model(nnx.Module):
       fraction of its fast weights that a pass retains. All are means over the
       windows' non-padding tokens.
     """
-    num_passes = self.config.num_passes if num_loops is None else num_loops
+    num_passes = self.config.num_loops if num_loops is None else num_loops
     if num_passes < 1:
       raise UserError(f"num_loops={num_passes} must be at least 1")
-    kind = kind or self.options.kind
+    kind = kind or self.options.execution
     slept, last = split(self.embed(inputs), self.config, self.spec)
     state, records = remat.scan(
       lambda state, window: self.sleep(state, window, num_passes, kind, trace),
@@ -243,8 +243,11 @@ class Model(nnx.Module):
     """
     config = self.config
     fast = state.fast if config.carry_state else start.fast
-    next_input = self.final_norm(hidden) if config.pass_norm else hidden
-    next_input = next_input + inputs if config.inject else next_input
+    next_input = hidden
+    if config.loop_norm == "per_loop":
+      next_input = self.final_norm(hidden)
+    if config.injection == "add":
+      next_input = next_input + inputs
     return jnp.where(n > 0, next_input, hidden), start._replace(fast=fast)
 
   def awake(
@@ -280,8 +283,8 @@ class Model(nnx.Module):
     """
     config, groups = self.config, hybrid.grouped(self.layers, self.memories)
     each = config.num_layers // config.num_groups
-    first = config.num_prelude_layers // each
-    last = (config.num_layers - config.num_coda_layers) // each
+    first = config.num_prelude // each
+    last = (config.num_layers - config.num_coda) // each
     return [
       jax.tree.map(lambda x, part=part: x[part], groups)
       for part in (slice(first), slice(first, last), slice(last, None))
@@ -364,7 +367,7 @@ def run_passes(
     one_pass,
     carry,
     num_passes,
-    num_with_gradient=config.gradient_passes,
+    num_with_gradient=config.num_with_gradient,
     cut_fn=functools.partial(cut, config),
     want_first=want_first,
     kind=kind,
@@ -403,7 +406,7 @@ def _record(
   }
   retentions = jnp.concatenate(stats["retention"])  # [layers, B, H]
   per_layer = config.num_memory_layers / config.num_layers
-  first = round(per_layer * config.num_prelude_layers)
+  first = round(per_layer * config.num_prelude)
   for layer, retention in enumerate(retentions, start=first):
     means = jnp.mean(retention, axis=-1)
     sums[f"retention/memory={layer}"] = jnp.sum(means * tokens)

@@ -89,7 +89,7 @@ def read(
   A padding id takes up a place in its window, as in `Model`, but is masked; a
   token that is not valid takes up no place.
   """
-  num_passes = model.config.num_passes if num_loops is None else num_loops
+  num_passes = model.config.num_loops if num_loops is None else num_loops
   length, (batch, size) = model.config.window, tokens.shape
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   counts = jnp.sum(valid, axis=1, dtype=jnp.int32)
@@ -300,8 +300,8 @@ def _slots(model: Model) -> tuple[int, int, int]:
   config = model.config
   return (
     0,
-    config.num_prelude_layers,
-    config.num_layers - config.num_coda_layers,
+    config.num_prelude,
+    config.num_layers - config.num_coda,
   )
 
 

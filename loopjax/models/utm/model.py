@@ -151,7 +151,7 @@ class Model(nnx.Module):
       step,
       start,
       num_loops,
-      kind=kind or self.options.kind,
+      kind=kind or self.options.execution,
       remat=self.options.remat,
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )

@@ -146,7 +146,7 @@ class Attention(nnx.Module):
     Returns:
       (output [B, S, D], the cache).
     """
-    query, key, value = self._rotated(x, metadata.tables)
+    query, key, value = self.rotated(x, metadata.tables)
     if cache is not None:
       assert metadata.visible is not None, (
         "the metadata was made without the cache"
@@ -219,11 +219,11 @@ class Attention(nnx.Module):
     self, x: Array, metadata: Metadata
   ) -> tuple[Array, Array]:
     """Rotated keys and values of x [B, S, D], [B, S, G, d_h] each."""
-    return self._rotated(x, metadata.tables)[1:]
+    return self.rotated(x, metadata.tables)[1:]
 
   def weights(self, x: Array, metadata: Metadata) -> Array:
     """The attention weights of `__call__` without a cache: f32 [B, H, S, S]."""
-    query, key, _ = self._rotated(x, metadata.tables)
+    query, key, _ = self.rotated(x, metadata.tables)
     key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
     logits = jnp.einsum(
       "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
@@ -244,7 +244,7 @@ class Attention(nnx.Module):
     """The output projection of all heads: [B, S, H, d_h] to [B, S, D]."""
     return self.output(x.reshape(*x.shape[:-2], -1))
 
-  def _rotated(
+  def rotated(
     self, x: Array, tables: tuple[Array, Array]
   ) -> tuple[Array, Array, Array]:
     """Rotated queries [B, S, H, d_h] and keys, and values [B, S, G, d_h]."""

@@ -17,7 +17,7 @@ from loopjax.report.paper import (
   Sweep,
 )
 
-_PASSES = "model.num_passes"
+_PASSES = "model.num_loops"
 # Rules whose exact match is in a summary (`data/gsm/floors.py`).
 FLOORS = ("most_frequent", "lone_constant", "sum_of_constants")
 

@@ -150,16 +150,6 @@ def without(tree: Any, dropped: set[str], prefix: str = "") -> Any:
   return kept
 
 
-def merged(tree: Any, changes: Any) -> Any:
-  """A nested dict in which the leaves that `changes` has are replaced."""
-  if not isinstance(tree, dict):
-    return changes
-  return {
-    key: merged(value, changes[key]) if key in changes else value
-    for key, value in tree.items()
-  }
-
-
 def abbreviate(names: Sequence[str]) -> str:
   """Names for a message: the first few, and the number of the others."""
   more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -21,8 +21,11 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from loopjax import sharding
 from loopjax.errors import UserError, one_line
+from loopjax.nn import lora
 from loopjax.run import processes, zoo
+from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
@@ -113,6 +116,8 @@ def params(
 ) -> dict[str, Any]:
   """Reads only parameters: the averaged ones if the run averaged.
 
+  Pairs of `nn.lora` are added to their matrices.
+
   Args:
     workdir: the run's work directory.
     step: step of the checkpoint.
@@ -129,11 +134,14 @@ def params(
   arrays = meta(workdir, step)["arrays"]
   averaged = any(name.startswith("ema/") for name in arrays)
   tree = "ema" if averaged else "params"
-  there = {
-    name.partition("/")[2]: array
-    for name, array in arrays.items()
-    if name.startswith(f"{tree}/")
+  trained, base = _below(arrays, tree), _below(arrays, "base")
+  pairs = {
+    name: array
+    for name, array in trained.items()
+    if name.rpartition("/")[0] in base
   }
+  there = {**base, **trained}
+  there = {name: x for name, x in there.items() if name not in pairs}
   wanted = integrity.describe(abstract_params)
   missing = {
     name
@@ -144,7 +152,44 @@ def params(
   where = workdir / DIRECTORY / str(step)
   integrity.compare(known, there, where)
   target = integrity.without(abstract_params, missing)
-  return _read(where, {tree: target}, arrays)[tree]
+  if not base:
+    return _read(where, {tree: target}, arrays)[tree]
+  found = _read(where, _parts(target, base, pairs, tree), arrays)
+  alpha = workdir_lib.read_json(workdir / "config.json")["optim"]["lora_alpha"]
+  return lora.merge(found["base"], found[tree], alpha)
+
+
+def _below(arrays: Mapping[str, Any], tree: str) -> dict[str, Any]:
+  """The arrays of a part of the state, by path within it."""
+  return {
+    name.partition("/")[2]: array
+    for name, array in arrays.items()
+    if name.startswith(f"{tree}/")
+  }
+
+
+def _parts(
+  target: Any, base: Mapping[str, Any], pairs: Mapping[str, Any], tree: str
+) -> dict[str, Any]:
+  """The abstract arrays of a checkpoint with pairs: {"base": ..., tree: ...}.
+
+  Args:
+    target: abstract parameters, with shardings.
+    base: the frozen parameters in the checkpoint, by path.
+    pairs: shapes and dtypes of the parameters of pairs, by path.
+    tree: the name of the trained parameters.
+  """
+  parts: dict[str, dict[lora.Path, Any]] = {"base": {}, tree: {}}
+  for path, leaf in lora.flat(target).items():
+    name = "/".join(map(str, path))
+    parts["base" if name in base else tree][path] = leaf
+    for part in ("A", "B"):
+      if f"{name}/{part}" in pairs:
+        shape, dtype = pairs[f"{name}/{part}"][:2]
+        parts[tree][(*path, part)] = jax.ShapeDtypeStruct(
+          shape, dtype, sharding=sharding.replicated(leaf.sharding.mesh)
+        )
+  return {name: lora.nested(leaves) for name, leaves in parts.items()}
 
 
 def chosen_params(

@@ -1,0 +1,75 @@
+"""Trains a trained language model further on your text, whole or with LoRA.
+
+  python -m loopjax.main --config=configs/lm_tune.py
+
+With `import=`, model, tokenizer and vocabulary are those of a run, zoo:NAME, a
+folder of the Hub or a GGUF file; without it, of zoo:novels. `lora` trains pairs
+of rank 16 beside the frozen matrices (docs/hub.md):
+
+  python -m loopjax.main \
+      --config=configs/lm_tune.py:lora,import=SmolLM2-135M,task.train_files=my.txt
+
+Presets:
+
+  tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
+          text. The rates fit models of up to a few hundred million parameters.
+  gpu     2,000 steps of 32 rows of 1,024 tokens. Not measured.
+  smoke   used by tests.
+"""
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax.config import presets
+from loopjax.sections import flatten
+
+_COMMON = presets.beside(__file__, "common.py")
+_TINY = {
+  "task": {
+    "train_files": "made:arithmetic", "sequence_length": 256,
+    "validation_share": 0.02, "test_share": 0.02,
+  },
+  "optim": {
+    "learning_rate": 3e-4, "final_learning_rate": 0.0, "schedule": "cosine",
+    "warmup_steps": 10, "b2": 0.95, "decay": "matrices", "ema_decay": 0.0,
+  },
+  "run": {
+    "num_steps": 200, "batch_size": 8, "steps_per_call": 1, "log_every": 20,
+    "checkpoint_every": 100,
+  },
+  "eval": {
+    "every": 100, "batch_size": 16, "num_examples": 64, "depth_factor": 0,
+  },
+}  # fmt: skip
+PRESETS = {
+  "tiny": _TINY,
+  "gpu": presets.merged(_TINY, {
+    "task": {"sequence_length": 1024},
+    "run": {"num_steps": 2000, "batch_size": 32, "steps_per_call": 5,
+            "log_every": 50, "checkpoint_every": 500},
+  }),
+  "smoke": presets.merged(_TINY, {
+    "task": {"sequence_length": 32},
+    "optim": {"warmup_steps": 2},
+    "run": {"num_steps": 10, "batch_size": 8, "log_every": 5,
+            "checkpoint_every": 5},
+    "eval": {"every": 0, "num_examples": 0},
+  }),
+}  # fmt: skip
+CHANGES = {"lora": {"optim": {
+  "lora_rank": 16, "lora_alpha": 32.0, "learning_rate": 2e-3,
+}}}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The config of `[preset][,change][,import=RUN][,section.key=value...]`."""
+  sections = config_lib.make("looped", "text")
+  return presets.apply(sections, arg, PRESETS, CHANGES, source="zoo:novels")
+
+
+def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
+  """Overrides by sweep and item: all parameters or pairs; the rate."""
+  return {
+    "methods": [{}, flatten(CHANGES["lora"])],
+    "learning_rates": _COMMON["learning_rates"](config),
+  }

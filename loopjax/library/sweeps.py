@@ -1,0 +1,136 @@
+"""Sweeps of a config, and tables of any runs, as records."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopjax import config as config_lib
+from loopjax.commands import command_line
+from loopjax.errors import UserError, local_path
+from loopjax.library import checked
+from loopjax.report import records
+from loopjax.run import naming
+from loopjax.sweep import items as items_lib
+from loopjax.sweep import runner
+
+Path = str | os.PathLike[str]
+_OWN = "items"  # Name of a sweep that is a list.
+
+
+def table(
+  runs: Path | Sequence[Path],
+  metrics: str | Sequence[str] = (),
+  *,
+  rows: str | Sequence[str] = (),
+  columns: str | Sequence[str] = (),
+) -> list[dict[str, Any]]:
+  """The final scores of runs, as `loopjax table` prints them.
+
+  `pandas.DataFrame(loopjax.table("runs/a"))` is a data frame. Without `rows`
+  and `columns` there is a record per run: its path, state, the settings in
+  which the runs differ, and scores. With them, runs that differ in their seeds
+  alone are averaged: beside a mean, "NAME/interval" is half the width of its 95
+  % interval (Student's t), and "NAME/runs" the number of runs. Scores of a run
+  that is not complete are None, and standard error names it.
+
+  Args:
+    runs: work directories, sweeps, stored runs (NAME.runs.json), folders of
+      these, or patterns of paths.
+    metrics: names of scores, such as "test/loss", or patterns; "steps",
+      "parameters" and "wall_seconds" are among them. All scores except
+      training's, standard errors, and those of groups and loops if empty.
+    rows: the settings that a row is called by, such as "model.num_loops"; all
+      that differ if empty.
+    columns: the settings by which columns are divided, such as "run.seed".
+
+  Raises:
+    UserError: there are no such runs, scores or settings; or runs that would be
+      averaged differ in another setting.
+  """
+  places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+  found = records.read(places)
+  records.say_incomplete(found)
+  rows, columns = _names(rows), _names(columns)
+  if not (rows or columns):
+    return records.records(found, _names(metrics))
+  return records.pivot(found, _names(metrics), rows, columns).records()
+
+
+def run_sweep(
+  config: str,
+  items: str | Sequence[Mapping[str, Any]],
+  *,
+  seeds: Sequence[int] = (),
+  workdir: Path | None = None,
+  jobs: int = 1,
+  metrics: str | Sequence[str] = (),
+) -> list[dict[str, Any]]:
+  """Runs a sweep as `loopjax sweep` does; returns the `table` of its runs.
+
+  Each item runs in a process of its own. Complete items are skipped, and
+  interrupted ones resumed: the same call can be repeated.
+
+  Args:
+    config: as in --config, "FILE[:preset][,section.key=value...]".
+    items: the name of a sweep of the config file, or the settings of each item,
+      {"section.key": value}.
+    seeds: values of `run.seed`; each item runs once with each.
+    workdir: the sweep's directory; by default the one of the command, and
+      runs/<config>[-<preset>]-items for a list.
+    jobs: number of items that run at once, each on its share of the CPU cores.
+    metrics: as in `table`.
+
+  Raises:
+    UserError: the config or an item is invalid, there are more jobs than cores,
+      or the sweep was asked to stop. Items that fail are named on standard
+      error, and have no scores.
+  """
+  cores = runner.split_cores(checked.integer("jobs", jobs, 1))
+  parsed = command_line.ConfigParser("loopjax.sweep", "").parse_config(
+    [f"--config={config}"]
+  )
+  file = parsed.config_name
+  if isinstance(items, str):
+    name, recorded = items, file
+    of_config = items_lib.load_sweeps(file)
+  else:
+    name, recorded = _OWN, ""  # No command runs a list again.
+    own = {name: list(items)}
+    of_config = lambda _: own  # noqa: E731
+
+  def sweeps(config: Any) -> dict[str, Any]:
+    there = dict(of_config(config))
+    if name in there:
+      there[name] = _with_seeds(there[name], seeds)
+    return there
+
+  base = naming.workdir(file, (), config_lib.to_dict(parsed.config))
+  place = local_path(workdir or f"{base}-{name}")
+  made = items_lib.make_items(parsed.config, sweeps, name, {}, place)
+  print(f"work directory: {place}", flush=True)
+  items_lib.write_manifest(place, name, recorded, {}, made)
+  _, status = runner.run_items(made, place, [f"--config={file}"], cores=cores)
+  if status in (runner.PREEMPTED, runner.LOST):
+    raise UserError(f"{place}: the sweep was stopped; the same call resumes it")
+  return table(place / f"sweep-{name}.json", metrics)
+
+
+def _with_seeds(
+  items: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+  """Each item with each seed."""
+  found = [dict(item) for item in items]
+  if not len(seeds):
+    return found
+  for item in found:
+    if "run.seed" in item:
+      raise UserError("seeds has no effect: the items set run.seed")
+    if any(isinstance(x, config_lib.WorkdirOf) for x in item.values()):
+      raise UserError(
+        "seeds: items that start from each other need their own run.seed"
+      )
+  return config_lib.product(found, config_lib.axis("run.seed", *seeds))
+
+
+def _names(given: str | Sequence[str]) -> list[str]:
+  return [given] if isinstance(given, str) and given else list(given)

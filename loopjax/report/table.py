@@ -1,0 +1,148 @@
+"""Command line: `loopjax table RUNS...`, a table of the final scores of runs.
+
+RUNS are work directories, sweeps, stored runs (NAME.runs.json), folders of
+these, or patterns in quotes. There is a row per run, with the settings in which
+the runs differ. With --rows or --columns, the rows and columns are settings,
+and runs that differ in their seeds alone are averaged: mean, half the width of
+its 95 % interval (Student's t), and number of runs.
+"""
+
+import argparse
+import csv
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from loopjax.commands import document
+from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
+from loopjax.report import grouping, plots, records, tables
+
+_ABSENT = "–"
+
+
+def parser() -> Parser:
+  """The parser of the command line."""
+  made = Parser(
+    prog="loopjax table",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  made.add_argument("runs", nargs="+", metavar="RUNS", help="see above")
+  made.add_argument(
+    "--metric",
+    action="append",
+    default=[],
+    metavar="NAME",
+    help="a final score such as test/loss, a pattern, steps, parameters or"
+    " wall_seconds; can be repeated [all but those of groups and loops]",
+  )
+  made.add_argument(
+    "--rows",
+    type=_settings,
+    default=[],
+    metavar="SETTING,...",
+    help="settings that a row is called by [all that differ]",
+  )
+  made.add_argument(
+    "--columns",
+    type=_settings,
+    default=[],
+    metavar="SETTING,...",
+    help="settings by which columns are divided, such as run.seed",
+  )
+  form = made.add_mutually_exclusive_group()
+  form.add_argument("--csv", action="store_true", help="print CSV")
+  form.add_argument("--md", action="store_true", help="print Markdown")
+  form.add_argument(
+    "--plot",
+    type=pathlib.Path,
+    metavar="FILE",
+    help="draw the scores against the setting of --rows (.png, .pdf, .svg)",
+  )
+  return made
+
+
+def _settings(text: str) -> list[str]:
+  return [name for name in text.split(",") if name]
+
+
+@one_line_errors
+def main(argv: list[str] | None = None) -> int:
+  """Prints the table, or draws it; returns the exit status."""
+  options = parser().parse_args(argv)
+  if options.plot and len(options.rows) != 1:
+    raise UserError("--plot needs --rows=SETTING, one setting")
+  runs = records.read(options.runs)
+  if not (options.rows or options.columns):
+    found = records.records(runs, options.metric)
+    text = to_csv(found) if options.csv else _shown(found, options.md)
+  else:
+    columns = options.columns
+    if options.plot:  # Seeds are marks beside their mean.
+      columns = [key for key in columns if key not in grouping.SEEDS]
+    pivot = records.pivot(runs, options.metric, options.rows, columns)
+    if options.plot:
+      text = f"{_draw(pivot, options.rows[0], options.plot)}\n"
+    elif options.csv:
+      text = to_csv(pivot.records())
+    else:
+      text = _shown(_cells(pivot), options.md)
+  records.say_incomplete(runs)
+  print(text, end="")
+  return 0
+
+
+def to_csv(found: Sequence[dict[str, Any]]) -> str:
+  """Records with the same keys as CSV."""
+  text = io.StringIO()
+  writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
+  writer.writeheader()
+  writer.writerows(found)
+  return text.getvalue()
+
+
+def _cells(pivot: records.Pivot) -> list[dict[str, Any]]:
+  """The rows with a cell for a mean, its interval and its number of runs."""
+  return [
+    row | {column.label: column.cells[place] for column in pivot.columns}
+    for place, row in enumerate(pivot.rows)
+  ]
+
+
+def _shown(found: Sequence[dict[str, Any]], markdown: bool) -> str:
+  """Records as a table of Markdown, or with aligned columns."""
+  lines = [[_as_text(value) for value in row.values()] for row in found]
+  if markdown:
+    header = [document.Cell(name) for name in found[0]]
+    rows = [[document.Cell(text) for text in line] for line in lines]
+    return document.to_markdown([document.Table(header, rows)])
+  return document.aligned([list(found[0]), *lines]) + "\n"
+
+
+def _as_text(value: Any) -> str:
+  """A cell: at most four digits of a score."""
+  if isinstance(value, grouping.Spread):
+    text = tables.score(value.mean, value.interval)
+    many = len(value.seeds) > 1
+    return f"{text} (n={len(value.seeds)})" if many else text
+  if isinstance(value, float):
+    return tables.score(value, None)
+  return _ABSENT if value is None else str(value)
+
+
+def _draw(
+  pivot: records.Pivot, setting: str, path: pathlib.Path
+) -> pathlib.Path:
+  """Draws the scores against a setting; returns the path of the figure."""
+  known = plots.FORMATS
+  if path.suffix not in known:
+    raise UserError(f"--plot={path}: the name must end with {', '.join(known)}")
+  with writing(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plots.draw_pivot(pivot, setting).savefig(path, dpi=120, facecolor="white")
+  return path
+
+
+if __name__ == "__main__":
+  leave(main())
