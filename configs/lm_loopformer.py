@@ -7,7 +7,9 @@ Source: arXiv 2602.11451. The trained model runs with any number of loops:
 --config.task.train_files='books/*.txt'. Presets:
 
   tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
-          four loops. Sizes and rates are not tuned.
+          four loops. Sizes and rates are not tuned. Measured with one layer of
+          width 32, in about two minutes on a core shared with other work: on
+          novels, 3.07 bits per byte after 400 steps (benchmarks/results).
   gpu     the same with three layers of width 512 and eight loops. Not measured.
   paper   three layers of width 2048, eight loops. Set task.train_files and
           task.tokenizer. Rotary positions instead of learned ones. Not run.

@@ -197,7 +197,7 @@ class Family:
   costs: Costs
   traces: tuple[str, ...]
   groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
-    default_factory=dict
+    default_factory=dict, hash=False
   )
   headline: tuple[str, ...] = ()
   reading: Reading | None = None
