@@ -140,7 +140,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "gqa": gqa if scratch else [],
     "sharing": [  # The teacher trained on, MELT, one loop's keys, windows.
       *first, {**_LOOPED, **on}, begun, *product(
-        [{**begun, "optim.gate_rate": 1.0}], axis("model.gate", "first", "last")
+        [{**begun, "optim.rates": ()}], axis("model.gate", "first", "last")
       ), *product([windows], axis("model.window", 16, 64)),
     ],
   }  # fmt: skip

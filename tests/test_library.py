@@ -543,4 +543,4 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch):
   assert names["solved"]["prediction"].shape == (2, 1, 36)
   assert (tmp_path / "runs/mine/summary.json").exists()
   for name in loopjax._LIBRARY:
-    assert name == "Model" or f"loopjax.{name}(" in page
+    assert name == "Model" or f"loopjax.{name}(" in page, name

@@ -14,6 +14,7 @@ from flax import nnx
 from in_float64 import without_rounding
 from tests_support import ROOT, command
 
+from loopjax import config as config_lib
 from loopjax import main
 from loopjax.errors import UserError
 from loopjax.generate import chat
@@ -305,7 +306,7 @@ def test_a_config_imports_a_file(tmp_path):
   config = f"--config={ROOT / 'configs/lm_tune.py'}:smoke,import={file}"
   arguments = (config, "--mode=describe")
   assert command(main.main, *arguments, directory=tmp_path) == 0
-  found = workdir_lib.read_config(tmp_path / "runs" / file.stem)
+  found = config_lib.read_config(tmp_path / "runs" / file.stem)
   assert found["model"]["name"] == "looped"
 
 

@@ -397,9 +397,10 @@ def test_norms_and_biases_of_large_stacks_are_split():
 
 def test_every_row_names_something():
   trees = [params_of(name, settings) for name, settings, _ in FAMILIES]
+  pair = {"A": jnp.ones((4, 2)), "B": jnp.ones((2, 4))}
   used = {
     row.pattern
-    for tree in [*trees, sandwich()]
+    for tree in [*trees, sandwich(), {"kernel": pair}]
     for row in jax.tree.leaves(parameters.rows(tree))
   }
   assert [row.pattern for row in parameters.TABLE] == [

@@ -174,6 +174,11 @@ _SWEEPS = {
     source="ours; left open by the paper (section 5)",
     columns=(_BPB, CACHE),
   ),
+  "sharing": Sweep(
+    title="What loops can share: MELT's gate, one loop's keys, windows",
+    source="ours; windows are of arXiv 2510.24824",
+    columns=(_BPB, CACHE),
+  ),
 }  # fmt: skip
 
 _SCALE = (
