@@ -57,6 +57,43 @@ def test_the_table_has_present_settings_that_had_other_names(family):
   assert not entries.keys() & config.keys()
 
 
+@pytest.mark.parametrize(
+  ("family", "old", "value", "name", "now"),
+  [
+    ("looped", "model.post_norm", True, "norm_order", "branch"),
+    ("transformer", "model.post_norm", False, "norm_order", "pre"),
+    ("recurrent", "model.exit_norm", "none", "loop_norm", "final_only"),
+    ("recurrent", "model.exit_norm", "coda", "loop_norm", "coda"),
+    ("sleep", "model.pass_norm", False, "loop_norm", "final_only"),
+    ("sleep", "model.pass_norm", True, "loop_norm", "per_loop"),
+    ("sleep", "model.inject", False, "injection", "none"),
+    ("sleep", "model.inject", True, "injection", "add"),
+    ("sleep", "model.num_passes", 3, "num_loops", 3),
+    ("sleep", "model.num_prelude_layers", 1, "num_prelude", 1),
+    ("sleep", "model.num_coda_layers", 1, "num_coda", 1),
+    ("sleep", "model.gradient_passes", 2, "num_with_gradient", 2),
+  ],
+)
+def test_what_old_settings_mean(family, old, value, name, now):
+  assert renames.present(family, {old: value}) == {f"model.{name}": now}
+
+
+def test_what_old_settings_of_all_families_mean():
+  old = {"loop.kind": "unroll", "eval.loop_kind": "while"}
+  assert renames.present("melt", old | {"optim.gate_rate": 4.0}) == {
+    "loop.execution": "unroll",
+    "eval.execution": "while",
+    "optim.rates": ["latent_gates=4.0"],
+  }
+  assert renames.present("melt", {"optim.gate_rate": 1.0}) == {
+    "optim.rates": []
+  }
+  assert renames.present(renames.REQUEST, {"exit": 0.5, "loops": 2}) == {
+    "exit_threshold": 0.5,
+    "num_loops": 2,
+  }
+
+
 @pytest.mark.parametrize(("family", "old", "value"), CASES)
 @pytest.mark.parametrize("place", ["flag", "colon"])
 def test_an_old_name_on_the_command_line(family, old, value, place, capsys):
