@@ -143,7 +143,10 @@ def test_columns_are_divided_by_a_setting(runs):
 
 def test_runs_without_a_score_stay_and_are_named(runs, capsys):
   make_run(runs / "n4-s3", "running", model__num_loops=4, run__seed=3)
-  make_run(runs / "n8-s0", "diverged", model__num_loops=8, run__seed=0)
+  make_run(
+    runs / "n8-s0", "diverged", {"test/loss": 9.0}, model__num_loops=8,
+    run__seed=0,
+  )  # fmt: skip
   said = shown(capsys, runs, "--metric=test/loss", "--csv")
   rows = list(csv.DictReader(said.out.splitlines()))
   states = {row["state"]: row["test/loss"] for row in rows}
