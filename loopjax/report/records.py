@@ -142,8 +142,6 @@ def settings_of(run: runs_lib.Run) -> dict[str, Any]:
 
 def scores_of(run: runs_lib.Run) -> dict[str, float]:
   """A run's final scores and FACTS by name; none if it is not complete."""
-  if not run.done:
-    return {}
   facts = {name: run.summary[name] for name in FACTS if name in run.summary}
   return {**run.summary.get("metrics", {}), **facts}
 
