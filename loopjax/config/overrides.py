@@ -143,6 +143,7 @@ def override(
       by its old name and its present one.
   """
   present: dict[str, Any] = {}
+  known = flatten(config)  # Once: a ConfigDict takes long to iterate over.
   for typed, given in values.items():
     family = config.model.name
     renames.say(family, {typed: given})
@@ -152,12 +153,13 @@ def override(
     present[key] = value
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
+      known = flatten(config)
       continue
-    check_key(key, flatten(config))
+    check_key(key, known)
     try:
       config.update_from_flattened_dict({key: value})
     except TypeError as error:
-      kind = type(flatten(config)[key])
+      kind = type(known[key])
       wanted = _KINDS.get(kind, f"of type {kind.__name__}")
       raise UserError(f"{key}={value!r} must be {wanted}") from error
     except (KeyError, AttributeError, ValueError) as error:
