@@ -119,7 +119,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     # On the validation split, small models are better without alignment.
     "pipeline": [*first, phase_1, *([phase_2] if scratch else []), aligned],
     "gates": [*first, *product([phase_1], gates)],  # Table 3.
-    "components": [  # Table 4: omits one at a time.
+    "components": [  # Table 4: leaves out one more each time.
       *first, phase_1, aligned, phase_2,
       taught, begun, {**begun, "model.chunk_size": 0},
     ],

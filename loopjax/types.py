@@ -79,10 +79,10 @@ class LoopOptions:
   Attributes:
     execution: "scan", "while" or "unroll", see `loopjax.loop.driver.run_loop`.
     remat: a key of `loopjax.nn.remat.POLICIES`, or "auto".
-    kernels: how the gated delta rule, MELT's update of its cache, and the
-      attention of other families to their own tokens are computed: "xla", in
-      plain JAX; "tpu", by Pallas kernels and splash attention; "gpu", by Pallas
-      kernels and cuDNN's attention, on Hopper GPUs.
+    kernels: how the gated delta rule, MELT's update of its cache, and
+      attention without a cache are computed: "xla", in plain JAX; "tpu", by
+      Pallas kernels and splash attention; "gpu", by Pallas kernels and cuDNN's
+      attention, on Hopper GPUs.
   """
 
   execution: str = "scan"

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from loopjax.kernels.gated_kv import reference
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal, looped, melt
 from loopjax.models.melt import algorithm
@@ -183,12 +184,16 @@ def _latents(state: Array, width: int) -> Array:
 def _gated(
   mode: str, layers: Any, t: Array, x: Array, h: Array
 ) -> tuple[Array, Array]:
-  """(latents after a loop, gate z), both [L, B, D]."""
+  """(latents after a loop, gate z), both [L, B, D].
+
+  x is fixed, so that the Jacobian has no third term of equation 2; the state's
+  Jacobian has it.
+  """
 
   def one(layer: Any, x: Array, h: Array) -> tuple[Array, Array]:
     keep = algorithm.gate_values(layer, mode, t, x[:, None], h[:, None])
     keep = jnp.reshape(keep, (-1, keep.shape[-1] if keep.ndim else 1))
-    return x + keep * (h - x), jnp.broadcast_to(keep, x.shape)
+    return reference.interpolate(keep, h, x), jnp.broadcast_to(keep, x.shape)
 
   return jax.vmap(one)(layers, x.astype(h.dtype), h)
 

@@ -7,7 +7,7 @@ class Kernels(NamedTuple):
   """Which implementation of each operator with kernels a model uses.
 
   Attributes:
-    attention: implementation of `nn.attention.attend`.
+    attention: implementation of `nn.attention.attend.attend_to`.
     gated_delta: implementation of `gated_delta.gated_delta`.
     gated_kv: implementation of `gated_kv.gated_kv`.
   """

@@ -186,8 +186,8 @@ def run(
     exit_policy: when rows exit.
     rule: the rule to apply, `exit_policy.rule` or "fixed".
     step: (hidden [B, S, D], cached, loop, live) -> (hidden, cached) after the
-      loop. `live`, bool [B], marks the rows that run it; of the other rows
-      `cached` must not change, and the returned hidden states are ignored.
+      loop. `live`, bool [B], marks the rows that run it; what later tokens read
+      of the other rows must not change, and their hidden states are ignored.
     start: (hidden, cached) before the first loop. `cached` is any pytree.
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.

@@ -38,7 +38,7 @@ def gated_kv(
 
   Args:
     inputs: x [B, S, D].
-    latent: h [B, S, D]; None in the first loop, where the latent becomes x.
+    latent: h [B, S, D]; None if `inputs` are the new latents already.
     weights: matrices in the dtype of x.
     tables: cosines and sines of the rotation [B, S, d_h / 2], f32; constants.
     cache: keys and values [B, L, G, d_h] in any dtype. A kernel updates them in

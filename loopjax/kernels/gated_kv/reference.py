@@ -12,12 +12,12 @@ from loopjax.types import Array
 class Weights(NamedTuple):
   """Parameters of the update, for inputs of width D and G heads of width d_h.
 
-  The gate's parameters may be None in the first loop, which has no latent.
+  The gate's parameters may be None if `gated_kv` gets no latent.
 
   Attributes:
-    gate_input: W_z [D, D].
-    gate_latent: U_z [D, D].
-    gate_bias: b_z [D].
+    gate_input: W_z [D, D]; [D, 1] of a scalar gate, which only `gate` takes.
+    gate_latent: U_z [D, D] or [D, 1].
+    gate_bias: b_z [D] or [1].
     key: W_K [D, G d_h].
     value: W_V [D, G d_h].
   """
@@ -80,9 +80,17 @@ def gate(inputs: Array, latent: Array, weights: Weights) -> Array:
 
 def blend(inputs: Array, latent: Array, weights: Weights) -> Array:
   """z h + (1 - z) x, in the dtype of x; exactly x where h = x."""
-  keep = gate(inputs, latent, weights)
-  own, old = inputs.astype(keep.dtype), latent.astype(keep.dtype)
-  return (own + keep * (old - own)).astype(inputs.dtype)
+  return interpolate(gate(inputs, latent, weights), latent, inputs)
+
+
+def interpolate(share: Array, old: Array, new: Array) -> Array:
+  """share old + (1 - share) new, in the dtype of new.
+
+  MELT's equation 1, where the share is z; and the mixture of section 3.3, where
+  it is alpha: keys and values are linear in their input (arXiv 2605.07721).
+  """
+  new_, old_ = new.astype(share.dtype), old.astype(share.dtype)
+  return (new_ + share * (old_ - new_)).astype(new.dtype)
 
 
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:

@@ -6,16 +6,17 @@ latent h_t per token, which gives the token's only key and value:
 
   (z)    z_t = sigmoid(x_t W_z + h_{t-1} U_z + b_z)             section 3.2
   (1)    h_t = z_t h_{t-1} + (1 - z_t) x_t                      and E.1
-  (kv)   k_t = h_t W_K,  v_t = h_t W_V
+  (kv)   k_t = RoPE(h_t W_K),  v_t = h_t W_V
   (cat)  K_t = [K, k_t],  V_t = [V, v_t]
   (x)    r_attn = r + Attn(q, K_t, V_t),  r' = r_attn + FFN(norm(r_attn))
   (a)    KV = alpha KV_MELT + (1 - alpha) KV_base               section 3.3
 
-The paper numbers (1) alone; the other marks are ours. It does not say what h_0
-is: here h_0 = x_1. Blocks may also norm what they add (`nn.block`), and each
-loop ends with the final norm, as in Ouro. The tokens of a chunk are computed in
-parallel, with each other's keys and values of the same loop; K and V are those
-of earlier chunks after the last loop (section 3.3).
+The paper numbers only (1) and its Jacobian (2), see `analysis.jacobians`; the
+other marks are ours. It does not say what h_0 is: here h_0 = x_1; x_t = norm(r)
+is our reading of its "hidden state". Blocks may also norm what they add
+(`nn.block`), and each loop ends with the final norm, as in Ouro. The tokens of
+a chunk are computed in parallel, with each other's keys and values of the same
+loop; K and V are those of earlier chunks after the last loop (section 3.3).
 
 `one_loop` is the only implementation of a loop. Training repeats it in
 `run_chunk`, where gradients go to earlier chunks. Prefill and decoding repeat
@@ -35,8 +36,8 @@ from loopjax.kernels.gated_kv import gated_kv, reference
 from loopjax.loop import chunks, driver
 from loopjax.models.melt.config import LEARNED, Options
 from loopjax.models.melt.parameters import Layer, Stack
+from loopjax.nn import norm, rope
 from loopjax.nn import remat as remat_lib
-from loopjax.nn import rope
 from loopjax.nn.attention.attend import attend_to
 from loopjax.nn.attention.part import Part
 from loopjax.types import Array
@@ -69,6 +70,10 @@ class LatentCache:
   length: Array
   span: int | None = None
 
+  def capacity(self, num_layers: int) -> int:
+    """R."""
+    return self.key.shape[1] // num_layers
+
   def within(self, span: int | None) -> "LatentCache":
     """As in `nn.attention.cache.Cache`."""
     return dataclasses.replace(self, span=span)
@@ -89,16 +94,16 @@ class Places(NamedTuple):
   visible: Array
   capacity: int
 
-  def first(self, number: Array, live: Array | bool) -> Array:
+  def entry(self, number: Array, live: Array | bool) -> Array:
     """Entry of the first token in a layer; -1 in rows that write nothing."""
     entry = number * self.capacity + self.start
     return jnp.where(self.fits & live, entry, -1)
 
   def parts(self, number: Array, cache: KeyValues) -> list[Part]:
-    """K_t and V_t of (cat) in a layer: a cache has the chunk's own, too."""
-    span, first = self.visible.shape[-1], number * self.capacity
+    """K_t and V_t of (cat) in a layer; `update` has written the chunk's own."""
+    span, start = self.visible.shape[-1], number * self.capacity
     key, value = (
-      jax.lax.dynamic_slice_in_dim(x, first, span, axis=1) for x in cache
+      jax.lax.dynamic_slice_in_dim(x, start, span, axis=1) for x in cache
     )
     return [Part(key, value, visible=self.visible)]
 
@@ -108,8 +113,8 @@ class Chunk(NamedTuple):
 
   Attributes:
     tables: rotary tables of their positions, [B, C, d_h / 2].
-    first: index of the first token, from which on the history is not there.
-      None if the chunk is the whole row, read as chunks of one token.
+    num_before: number of tokens in earlier chunks, the only valid ones of the
+      history. None in a sweep, where every token is a chunk of its own.
     documents, of_row: document numbers of the tokens, i32 [B, C], and of the
       whole row, i32 [B, T]; None if a row is one document.
     alpha: of (a), f32 scalar; None for 1.
@@ -118,7 +123,7 @@ class Chunk(NamedTuple):
   """
 
   tables: Any
-  first: Any = None
+  num_before: Any = None
   documents: Any = None
   of_row: Any = None
   alpha: Any = None
@@ -144,7 +149,7 @@ class State(NamedTuple):
 def gate_values(layer: Layer, mode: str, t: Array, x: Array, h: Array) -> Array:
   """z_t, f32: [B, S, D]; [B, S, 1] of a scalar gate; as t of a fixed gate.
 
-  The first loop does not use it.
+  It has no effect in the first loop, where h = x.
 
   Args:
     layer: the layer's parameters.
@@ -163,15 +168,6 @@ def gate_values(layer: Layer, mode: str, t: Array, x: Array, h: Array) -> Array:
     "first": jnp.ones_like(t),
   }
   return values[mode]
-
-
-def interpolate(share: Array, h: Array, x: Array) -> Array:
-  """share h + (1 - share) x, in the dtype of x.
-
-  That is (1) of z, and (a) of alpha: keys and values are linear in their input.
-  """
-  own, old = x.astype(share.dtype), h.astype(share.dtype)
-  return (own + share * (old - own)).astype(x.dtype)
 
 
 def project(layer: Layer, h: Array, tables: Tables) -> KeyValues:
@@ -202,7 +198,7 @@ def update(
   h = jnp.where(t == 0, x, h)  # h_0 = x_1
   if mode == "element":  # (z), (1) and (kv) at once, see `gated_kv`.
     return run(x, h, layer.weights(), tables, cache, start)
-  h = interpolate(gate_values(layer, mode, t, x, h), h, x)  # (1)
+  h = reference.interpolate(gate_values(layer, mode, t, x, h), h, x)  # (1)
   return run(h, None, layer.projections(), tables, cache, start)  # (kv)
 
 
@@ -224,10 +220,10 @@ def appended(
       before = chunk.documents, chunk.of_row[:, : past[0].shape[1]]
   if past is None:
     return [Part(*own, first=0, documents=same)]
-  if chunk.first is None:
+  if chunk.num_before is None:
     alone = Part(*own, first=0, reach=1, documents=same)
     return [alone, Part(*past, first=-1, documents=before)]
-  there = jnp.asarray(chunk.first, jnp.int32)
+  there = jnp.asarray(chunk.num_before, jnp.int32)
   return [
     Part(*own, first=0, documents=same),
     Part(*past, documents=before, length=there),
@@ -264,11 +260,12 @@ def one_loop(
     live: bool [B], rows whose keys and values are written to the cache.
 
   Returns:
-    (the state, records: those of `options.keep`, "hidden_norm", and
-    "squared_distance" [L, B, C] from targets).
+    (the state, records: those of `options.keep`, "hidden_norm",
+    "squared_distance" [L, B, C] from targets, and with an alpha "inputs", x_t
+    [L, B, C, D]).
   """
   places: Places | None = chunk.places
-  passes_own = places is None and chunk.alpha is None
+  keeps_own = places is None and chunk.alpha is None
   past = jax.tree.map(lambda x: x[t if len(x) > 1 else 0], history)
   targets = None if chunk.targets is None else chunk.targets[t]
 
@@ -277,14 +274,15 @@ def one_loop(
     layer, number, h, past, target = of_layer
     x = layer.block.attention_norm(hidden)
     x = x.astype(layer.block.attention.precision.compute)
-    start = None if places is None else places.first(number, live)
-    h, own = update(layer, options.gate, t, x, h, chunk.tables, cache, start)
-    if chunk.alpha is not None:
-      own = project(layer, interpolate(chunk.alpha, h, x), chunk.tables)  # (a)
+    start = None if places is None else places.entry(number, live)
+    h, new = update(layer, options.gate, t, x, h, chunk.tables, cache, start)
+    if chunk.alpha is not None:  # XLA then omits the projections of `update`.
+      mixture = reference.interpolate(chunk.alpha, h, x)  # (a)
+      new = project(layer, mixture, chunk.tables)
     if places is None:
-      parts = appended(chunk, own, past)  # (cat)
+      parts = appended(chunk, new, past)  # (cat)
     else:
-      cache, parts = own, places.parts(number, own)  # (cat)
+      cache, parts = new, places.parts(number, new)  # (cat)
     mixed = attend(layer, x, chunk.tables, parts)
     record = {"attention": mixed} if "attention" in options.keep else {}
     if target is not None:
@@ -293,7 +291,7 @@ def one_loop(
     if chunk.alpha is not None or "inputs" in options.keep:
       record["inputs"] = x
     hidden = layer.block.add(sharding.split_by_example(hidden), mixed)  # (x)
-    return (hidden, cache), (h, own if passes_own else None, record)
+    return (hidden, cache), (h, new if keeps_own else None, record)
 
   numbers = jnp.arange(stack.num_layers)
   (hidden, cache), (latents, own, record) = remat_lib.scan(
@@ -304,7 +302,7 @@ def one_loop(
     remat=options.remat,
   )
   hidden = stack.final_norm(hidden)
-  record["hidden_norm"] = jnp.mean(jnp.linalg.norm(hidden, axis=-1))
+  record["hidden_norm"] = norm.mean_norm(hidden)
   if "hidden" in options.keep:
     record["hidden"] = hidden
   return State(hidden, latents, own if places is None else cache), record
@@ -316,7 +314,7 @@ def run_chunk(
   hidden: Array,
   chunk: Chunk,
   history: KeyValues | None,
-  first: Array | int | None,
+  num_before: Array | int | None,
 ) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
   """All loops over a chunk, without a cache; the step of `chunks.Options`.
 
@@ -324,30 +322,30 @@ def run_chunk(
     options, stack, history: as of `one_loop`.
     hidden: embedded tokens [B, C, D].
     chunk: the tokens; its tables are [C, d_h / 2].
-    first: `Chunk.first`.
+    num_before: as of `Chunk`.
 
   Returns:
     ((output [B, C, D], records), keys and values for later chunks).
   """
   batch, size, _ = hidden.shape
-  if history is not None and first is not None:
+  if history is not None and num_before is not None:
     # Chunks that are further back than `reach` get no gradient from here.
-    history = chunks.cut(history, first, options.reach * size)
+    history = chunks.cut(history, num_before, options.reach * size)
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in chunk.tables)
-  chunk = chunk._replace(tables=(cos, sin), first=first)
-  shared = chunk.alpha is None
-  own = stack.no_key_values(batch, size) if shared else None
+  chunk = chunk._replace(tables=(cos, sin), num_before=num_before)
+  keeps_own = chunk.alpha is None
+  own = stack.no_key_values(batch, size) if keeps_own else None
   state, records, _ = driver.run_loop(
     lambda state, t: one_loop(stack, options, chunk, state, t, history),
     State(hidden, stack.no_latents(hidden), own),
     options.num_loops,
     kind=options.kind,
   )
-  if shared:  # All loops over later chunks see those of the last loop.
+  if keeps_own:  # All loops over later chunks see those of the last loop.
     key_values = jax.tree.map(lambda x: x[None], state.key_values)
   else:  # (a), of the last loop's latents and of the inputs of each.
     inputs = records.pop("inputs")
-    mixtures = interpolate(chunk.alpha, state.latents[None], inputs)
+    mixtures = reference.interpolate(chunk.alpha, state.latents[None], inputs)
     of_loops = jax.vmap(jax.vmap(project, (0, 0, None)), (None, 0, None))
     key_values = of_loops(stack.layers, mixtures, chunk.tables)
   return (state.hidden, records), key_values
@@ -384,10 +382,16 @@ def run(
   size = options.chunk_size or num_tokens
   num_chunks, rest = divmod(num_tokens, size)
   assert rest == 0, (num_tokens, size)
-  places = jnp.arange(num_tokens)[:, None]
+  positions = jnp.arange(num_tokens)[:, None]
   head_width = stack.layers.block.attention.head_width
-  tables = rope.rope_tables(places, head_width, options.rope_base)
-  whole = Chunk(tables, None, documents, documents, alpha, attention)
+  tables = rope.rope_tables(positions, head_width, options.rope_base)
+  whole = Chunk(
+    tables,
+    documents=documents,
+    of_row=documents,
+    alpha=alpha,
+    targets=attention,
+  )
   step = functools.partial(run_chunk, options)
   if num_chunks == 1:
     (ends, records), history = step(stack, hidden, whole, None, 0)
@@ -426,14 +430,14 @@ def begin_on_cache(
     hidden: embedded tokens [B, C, D].
   """
   attention, size = stack.layers.block.attention, hidden.shape[1]
-  capacity = cache.key.shape[1] // stack.num_layers
-  places = cache.length[:, None] + jnp.arange(size)[None]
+  capacity = cache.capacity(stack.num_layers)
+  positions = cache.length[:, None] + jnp.arange(size)[None]
   span = min(cache.span or capacity, capacity)
-  visible = jnp.arange(span)[None, None] <= places[..., None]
+  visible = jnp.arange(span)[None, None] <= positions[..., None]
   fits = cache.length + size <= capacity
   tables = rope.rope_tables(
-    places[..., None], attention.head_width, options.rope_base
+    positions[..., None], attention.head_width, options.rope_base
   )
   chunk = Chunk(tables, places=Places(cache.length, fits, visible, capacity))
-  kept = stack.no_latents(hidden), (cache.key, cache.value)
+  kept = stack.no_latents(hidden), (cache.key, cache.value)  # h_0 is not read.
   return chunk, State(hidden, *kept)

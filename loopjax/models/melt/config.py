@@ -61,7 +61,8 @@ class Config(stack.StackConfig):
     distill_beta: beta of the generalised Jensen-Shannon divergence; 0 gives
       KL(teacher || model), 1 gives KL(model || teacher).
     align_weight: weight of the mean squared distance between the attention
-      outputs and the teacher's, over features, layers and loops (phase 2).
+      outputs and the teacher's, over features, layers and loops (phase 2; the
+      paper's beta, 0.1 of a sum over features).
   """
 
   width: int = 2048
@@ -166,7 +167,8 @@ class Options(NamedTuple):
     num_loops: K.
     rope_base: longest wavelength over 2 pi, in tokens.
     kind, remat: how loops are executed, see `LoopOptions`.
-    keep: records of every loop to return: "hidden", "attention", "inputs".
+    keep: records of every loop to return: "hidden", "attention"; "inputs" of
+      `algorithm.one_loop` only.
     chunk_size: C, which divides T; 0 for one chunk.
     reach, hops: `Config.history_reach` and `Config.history_hops`.
     sweeps: how many times all tokens are read again at once, each as a chunk of
@@ -199,8 +201,10 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
   A multiply-add counts as two; point-wise operations are not counted. The
-  numbers are those of the computation without gradients: attention of every
-  chunk to the whole history, and gates in every loop, including the first.
+  numbers are those of the computation without gradients, with gates in every
+  loop, including the first, and attention of every chunk to the whole history,
+  an upper bound: of long rows, early chunks read only the first entries
+  (`loop.chunks`).
 
   Raises:
     UserError: num_loops is more than in training. Later loops change what
@@ -214,8 +218,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     )
   tokens, width = spec.sequence_length, config.width
   chunk = config.read_chunk(spec)
-  past = chunk if chunk < tokens else 0
-  per_layer = block.flops(config.block_shape(), tokens, past)
+  own = chunk if chunk < tokens else 0  # Besides the tokens of the history.
+  per_layer = block.flops(config.block_shape(), tokens, own)
   if config.gate in LEARNED:
     features = width if config.gate == "element" else 1
     per_layer += 4 * tokens * width * features

@@ -188,7 +188,7 @@ def read(
   """
   config = model.config
   chunk = config.read_chunk(model.spec)
-  max_tokens = cache.key.shape[1] // config.num_layers - chunk
+  max_tokens = cache.capacity(config.num_layers) - chunk
   num_tokens = tokens.shape[1]
   if num_tokens > max_tokens:
     raise UserError(

@@ -5,7 +5,9 @@ Phase 1 (interpolated transition): the input of keys and values changes linearly
 from that of the looped model to the latent, and the read-out after every loop
 learns the teacher's after the same loop. Phase 2 (attention-aligned
 distillation): keys and values depend on the latent only, and the attention
-outputs also learn the teacher's.
+outputs also learn the teacher's. Phase 1 is `alpha=0` with
+`interpolation_steps`, phase 2 an `align_weight` above 0; each is a run of its
+own (sweep `pipeline` of `configs/lm_melt.py`).
 """
 
 from typing import Any
@@ -28,7 +30,10 @@ from loopjax.types import PRECISIONS, Array, Batch, Metrics, TaskSpec
 def check_teacher(
   config: Config, spec: TaskSpec, teacher: Teacher | None
 ) -> None:
-  """Raises UserError unless the teacher is a looped model of this shape."""
+  """Raises UserError unless the teacher is a looped model that `run` can run.
+
+  It must also have the shape that the loss compares.
+  """
   del spec
   if config.distill == "none":
     if teacher is not None:
@@ -98,7 +103,7 @@ def loss(
   offset = None
   if config.chunk_jitter:
     offset = jax.random.randint(key, (), 0, config.chunk_size)
-  rows = _ChunkOffset(offset, config.chunk_size)
+  shift = _ChunkOffset(offset, config.chunk_size)
   options = model.pass_options(
     keep=("hidden",) if config.distill == "all" else ()
   )
@@ -111,21 +116,21 @@ def loss(
       hops=config.history_hops,
       sweeps=config.sweeps,
     ),
-    model.token_embedding(rows.pad(tokens, 1)),
-    documents=rows.documents(batch.get("documents"), tokens),
+    model.token_embedding(shift.pad(tokens, 1)),
+    documents=shift.documents(batch.get("documents"), tokens),
     alpha=alpha,
-    attention=None if attention is None else rows.pad(attention, 3),
+    attention=None if attention is None else shift.pad(attention, 3),
   )
   table = model.readout_table()
   metrics = {"hidden_norm": records["hidden_norm"]}
   metrics |= {} if alpha is None else {"alpha": alpha}
-  hidden = rows.unpad(hidden, 1)
+  hidden = shift.unpad(hidden, 1)
   if not learns:
     total, _ = token_losses.next_token(hidden, table, batch, **readout)
     return total, {"loss": total, **metrics}
   by_loop = hidden[None]
   if config.distill == "all":
-    by_loop = rows.unpad(records["hidden"], 2)
+    by_loop = shift.unpad(records["hidden"], 2)
   divergence = distill.by_loop(
     by_loop,
     table,
@@ -138,7 +143,7 @@ def loss(
   total = jnp.mean(divergence)
   metrics |= {"distill": divergence}
   if config.align_weight:
-    distance = rows.unpad(records["squared_distance"], 3)
+    distance = shift.unpad(records["squared_distance"], 3)
     align = token_losses.weighted_mean(
       jnp.mean(distance, axis=(0, 1)),
       batch["weights"],
@@ -179,11 +184,8 @@ class _ChunkOffset:
   def __init__(self, offset: Array | None, chunk_size: int):
     self.offset, self.padding = offset, chunk_size
 
-  def pad(self, x: Array, axis: int) -> Array:
-    """Adds `padding` zeros along an axis; x itself if there is no offset."""
-    return self._pad(x, axis, 0)
-
-  def _pad(self, x: Array, axis: int, filler: int) -> Array:
+  def pad(self, x: Array, axis: int, filler: int = 0) -> Array:
+    """Adds `padding` entries along an axis; x itself if there is no offset."""
     if self.offset is None:
       return x
     length = x.shape[axis] + self.padding
@@ -204,4 +206,4 @@ class _ChunkOffset:
       return documents
     if documents is None:
       documents = jnp.ones_like(tokens)
-    return self._pad(documents, 1, -1)
+    return self.pad(documents, 1, -1)

@@ -5,7 +5,7 @@ every implementation can apply efficiently. The results of several sequences are
 averaged with weights proportional to their sums of exponentials, which gives
 the softmax over all of them. The kernels are `nn.attention.cudnn.attend` and
 `nn.attention.splash.attend`; attention to a cache is
-`nn.attention.dot_product.attend_by_head`.
+`nn.attention.dot_product.attend_by_head`, except MELT's (`Part.visible`).
 """
 
 import importlib

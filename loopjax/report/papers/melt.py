@@ -117,7 +117,7 @@ _SWEEPS = {
     panels=_PANELS,
   ),
   "components": Sweep(
-    title="Training without one component at a time",
+    title="Training with fewer and fewer components",
     source="Table 4",
     columns=(_BPB, _AGREES, *_BENCHMARKS),
     rows=_TABLE_4,
