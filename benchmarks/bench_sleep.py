@@ -54,7 +54,9 @@ _WIDTH = flags.DEFINE_integer("width", 128, "D; heads are of 64.")
 _LAYERS = flags.DEFINE_integer("layers", 2, "Of attention, and of memory.")
 _MEMORY = flags.DEFINE_string("memory", "gated_delta", "Or jet.")
 _PRECISION = flags.DEFINE_string("precision", "float32", "Or bfloat16.")
-_REMAT = flags.DEFINE_string("remat", "full", "Of windows, where N varies.")
+_REMAT = flags.DEFINE_string(
+  "remat", "full", "Of groups of layers, where N varies."
+)
 _JSON = flags.DEFINE_string("json", None, "File to write the rows to, as JSON.")
 _FIGURE = flags.DEFINE_string("figure", None, "File to write the plot to.")
 _VOCABULARY = 256

@@ -29,12 +29,12 @@ GROUPS = {
 class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's small model.
 
-  The paper states width and layers; the rest is from flash-linear-attention.
+  The paper states width and layers. Sizes and gates of the memory are those of
+  flash-linear-attention; attention's heads and the MLP are ours.
   Those of `stack.StackConfig`, and, by the mechanisms in `GROUPS`:
 
   Attributes:
-    num_layers: number of attention layers.
-    num_heads: number of attention heads.
+    num_layers, num_heads: numbers of attention layers and of their heads.
     num_memory_layers: number of memory layers. The smaller of the two numbers
       of layers must divide the other: it is the number of groups. A group has
       its attention layers first, then its memory layers.
@@ -48,8 +48,8 @@ class Config(stack.StackConfig):
     memory_mlp: whether memory layers have an MLP. Without it their output is
       initially zero, so that they can be inserted into a trained `looped`
       model.
-    num_memory_heads: H.
-    key_width, value_width: d_k and d_v of one head.
+    num_memory_heads: number of heads of a memory layer.
+    key_width, value_width: d_k and d_v of one of them.
     A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
     answer_chunk: the tokens that are read in one pass, ending with the answer.
@@ -265,7 +265,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   A multiply-add counts as two; point-wise operations are not counted.
   """
   shape, length = config.block_shape(), config.window
-  past = length - 1 if config.eviction == "sliding" else 0
   num_last = last_chunk(config, spec)
   num_windows = -(-(spec.sequence_length - num_last) // length)
   outside = config.num_prelude + config.num_coda
@@ -275,19 +274,20 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   def of_layer(num_tokens: int) -> float:
     """FLOPs of an attention layer and its share of the memory layers."""
     memory = shape_lib.memory_flops(shape, config.memory_shape(), num_tokens)
-    return block.flops(shape, num_tokens, past) + memory * per_layer
+    attention = block.flops(shape, num_tokens, config.num_past)
+    return attention + memory * per_layer
 
   slept = num_windows * of_layer(length)
-  last = (inside + outside) * of_layer(num_last)
+  last = config.num_layers * of_layer(num_last)
   predicts = not spec.num_answer_tokens
   predicted = spec.num_answer_tokens or spec.sequence_length
+  head = 2 * predicted * config.width * spec.vocab_size
 
   def once(passes: int) -> float:
     """FLOPs outside the passes; a coda that predicts tokens may run twice."""
     second_coda = config.num_coda if predicts and passes > 1 else 0
     return head + last + slept * (outside + second_coda)
 
-  head = 2 * predicted * config.width * spec.vocab_size
   return {
     "flops_per_example": [
       round(once(passes) + slept * inside * passes)

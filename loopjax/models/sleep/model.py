@@ -8,16 +8,18 @@ in one pass ("awake"). By the lines of algorithm 1:
   1       S = 0                            `Model.empty_state`
   2, 3    windows, and the last chunk      `split`
   4       h <- Embed(c)                    `Model.embed`
-  5       sleep, if no token is predicted  `split`: all chunks but the last
+  5       sleep, if no token is predicted  `split`: all chunks but the last, by
+                                           the number of answer tokens
   6 to 8  N times h, S <- Blocks(h, S)     `Model.sleep`, `Model.next_input`
   10      once h, S <- Blocks(h, S)        `Model.awake`
   11      the loss                         `loss`
   14      its gradient                     through all windows, by autodiff
 
 Gradients reach earlier windows through S, the kept keys and values and, if they
-are carried, the convolutions' inputs. `run_passes` says which of the passes
-have a gradient, `cut` where it ends. `reading.py` runs the same passes on keys
-and values in a cache.
+are carried, the convolutions' inputs. If every token is predicted, a window is
+predicted in its first pass and sleeps too. `run_passes` says which of the
+passes have a gradient, `cut` where it ends. `reading.py` runs the same passes
+on keys and values in a cache.
 """
 
 import dataclasses
@@ -186,43 +188,45 @@ class Model(nnx.Module):
     kind: str,
     trace: tuple[str, ...] = (),
   ) -> tuple[WindowState, dict[str, Array]]:
-    """N passes over a window, and its eviction (algorithm 1, lines 4 to 8).
+    """N passes over a window, and its eviction (algorithm 1, lines 6 to 8).
 
     Returns:
       (the state after the window, records of every pass [N, ...] by name). If
       every token is predicted, the records include "awake", the residual stream
       [B, L, D] of the first pass.
     """
-    (prelude, core, coda), old = self.parts(), state.parts
+    prelude, core, coda = self.parts()
+    of_prelude, of_core, of_coda = state.parts
     read = functools.partial(self._read, unroll=kind == "unroll")
     window = self._window(tokens, state.past_mask)
-    inputs, first, _ = read(prelude, tokens.hidden, window, old[0])
+    inputs, new_prelude, _ = read(prelude, tokens.hidden, window, of_prelude)
 
     def one_pass(carry: Carry, n: Array) -> tuple:
       hidden, memory = carry
-      hidden, start = self.next_input(
-        n, hidden, memory.state, inputs, old[1].state
+      hidden, begun = self.next_input(
+        n, hidden, memory.state, inputs, of_core.state
       )
-      memory = old[1]._replace(state=start)
+      memory = of_core._replace(state=begun)
       hidden, memory, stats = read(core, hidden, window, memory)  # Line 7.
       found = _record(self.config, hidden, memory, stats, tokens.mask)
       return (hidden, memory), found | {name: hidden for name in trace}
 
-    first_pass, (asleep, memory), records = run_passes(
+    first_pass, (asleep, new_core), records = run_passes(
       self.config,
       one_pass,
-      (inputs, old[1]),
+      (inputs, of_core),
       num_passes,
       kind,
       want_first=not self.spec.num_answer_tokens,
     )
-    hidden, last, _ = read(coda, asleep, window, old[2])
+    hidden, new_coda, _ = read(coda, asleep, window, of_coda)
     if first_pass is not None:  # Predictions are made from the first pass.
       if num_passes > 1:
-        hidden, _, _ = read(coda, first_pass[0], window, old[2])
+        hidden, _, _ = read(coda, first_pass[0], window, of_coda)
       records["awake"] = hidden
     past_mask = windows.last(window.mask, self.config.num_past)
-    return WindowState((first, memory, last), past_mask), records
+    parts = new_prelude, new_core, new_coda
+    return WindowState(parts, past_mask), records
 
   def next_input(
     self,
@@ -279,7 +283,7 @@ class Model(nnx.Module):
   def parts(self) -> list[hybrid.Groups]:
     """Prelude, core and coda: the groups that run once, N times, and once.
 
-    Each may have no groups.
+    Prelude and coda may have no groups.
     """
     config, groups = self.config, hybrid.grouped(self.layers, self.memories)
     each = config.num_layers // config.num_groups
@@ -418,7 +422,7 @@ def split(
 ) -> tuple[Tokens, Tokens]:
   """The windows [W, B, L] to sleep over, and the tokens after them [B, S]."""
   size, length = tokens.hidden.shape[1], config.window
-  num_last = 0  # The remainder.
+  num_last = 0  # `windows.split` then takes the remainder, 1 to L tokens.
   if config.answer_chunk == "separate":
     num_last = spec.num_answer_tokens
     short = (num_last - size) % length

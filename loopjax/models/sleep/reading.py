@@ -4,8 +4,8 @@ Computes the same as `model.Model` on the whole sequence (arXiv 2605.26099,
 algorithm 1); with answer_chunk="separate", on a text that is padded to whole
 windows before the answer. Each token is read in one pass when it arrives, which
 is the first pass over its window; when the window is full, the other N - 1
-passes follow.
-The size of the cache does not depend on the number of tokens.
+passes follow. The size of the cache does not depend on the number of tokens;
+with a sliding window it holds 2 L - 1 of them, where the paper holds L.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class SleepCache(NamedTuple):
       start of the window; convolutions that are not carried are zeros.
     states: the same after the tokens read so far.
     core_inputs: f32 [B, L, D], the input of the core for the window's tokens.
-    hidden: f32 [B, L, D], the output of the core's first pass for them.
+    core_outputs: f32 [B, L, D], the core's outputs in its first pass.
   """
 
   recent: cache_lib.Cache
@@ -44,7 +44,7 @@ class SleepCache(NamedTuple):
   start_states: States
   states: States
   core_inputs: Array
-  hidden: Array
+  core_outputs: Array
 
 
 def empty_cache(
@@ -72,7 +72,7 @@ def empty_cache(
     start_states=start_states,
     states=start_states,
     core_inputs=jnp.zeros(tokens, precision.accumulate),
-    hidden=jnp.zeros(tokens, precision.accumulate),
+    core_outputs=jnp.zeros(tokens, precision.accumulate),
   )
 
 
@@ -95,29 +95,30 @@ def read(
   counts = jnp.sum(valid, axis=1, dtype=jnp.int32)
   packing = fast_weights.packing(valid)  # Moves valid tokens to the front.
   tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
-  rows, part = jnp.arange(batch)[:, None], jnp.arange(min(size, length))[None]
+  rows = jnp.arange(batch)[:, None]
+  offsets = jnp.arange(min(size, length))[None]
 
   def read_on(_: Array, carry: tuple) -> tuple:
     """Reads each row up to the end of its window, or of its tokens."""
     cache, done, hidden = carry
     num = jnp.minimum(counts - done, length - cache.fill)
-    present, at = part < num[:, None], done[:, None] + part
+    present, at = offsets < num[:, None], done[:, None] + offsets
     now = jnp.take_along_axis(tokens, jnp.minimum(at, size - 1), axis=1)
-    read, cache = _awake(model, now, present, cache)
+    new, cache = _awake(model, now, present, cache)
     at = jnp.where(present, at, size)
-    hidden = hidden.at[rows, at].set(read, mode="drop")
+    hidden = hidden.at[rows, at].set(new, mode="drop")
     cache = jax.lax.cond(
       jnp.any(cache.fill == length),
       lambda cache: _sleep(model, cache, num_passes),
       lambda cache: cache,
       cache,
     )
-    return cache, done + jnp.minimum(num, part.shape[1]), hidden
+    return cache, done + jnp.minimum(num, offsets.shape[1]), hidden
 
   carry = (
     cache,
     jnp.zeros(batch, jnp.int32),
-    jnp.zeros((batch, size, model.config.width), cache.hidden.dtype),
+    jnp.zeros((batch, size, model.config.width), cache.core_outputs.dtype),
   )
   # The current window may be nearly full, so read to its end first.
   carry = read_on(jnp.asarray(0), carry)
@@ -132,7 +133,7 @@ def read(
     stats={"loops_run": jnp.full(batch, num_passes, jnp.float32)},
     loops={},
     trace={},
-    hidden=model.final_norm(hidden),
+    hidden=model.readout_input(hidden),
   )
   return output, cache
 
@@ -173,7 +174,7 @@ def _awake(
     fill=cache.fill + jnp.sum(present, axis=1, dtype=jnp.int32),
     states=tuple(states),
     core_inputs=_put(cache.core_inputs, in_window, outputs[0]),
-    hidden=_put(cache.hidden, in_window, outputs[1]),
+    core_outputs=_put(cache.core_outputs, in_window, outputs[1]),
   )
 
 
@@ -201,7 +202,7 @@ def _sleep(model: Model, cache: SleepCache, num_passes: int) -> SleepCache:
 
   recent, (first, state, last) = cache.recent, cache.states
   if num_passes > 1:
-    carry = cache.hidden, recent, state
+    carry = cache.core_outputs, recent, state
     carry = jax.lax.fori_loop(1, num_passes, one_pass, carry)
     hidden, recent, state = carry
     _, recent, last = hybrid.read_groups(

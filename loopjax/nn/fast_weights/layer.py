@@ -72,8 +72,10 @@ class FastWeights(nnx.Module):
     write = sigmoid(W_b x), or twice that with negative_eigenvalues
     y = W_o (RMSNorm(o) silu(W_g x)).
 
-  Gates and norm are computed in the accumulate dtype. A_log and dt_bias, one
-  number per head each, are float32 for any `precision`.
+  In equation 3 of the paper on sleep (arXiv 2605.26099), exp(log_decay) is
+  alpha, write is beta, and S is transposed. Gates and norm are computed in the
+  accumulate dtype. A_log and dt_bias, one number per head each, are float32 for
+  any `precision`.
   """
 
   def __init__(
@@ -122,6 +124,7 @@ class FastWeights(nnx.Module):
     rates = jnp.maximum(uniform(*gates.A_range), 1e-4)  # 0 has no logarithm.
     self.A_log = nnx.Param(jnp.log(rates))
     steps = jnp.exp(uniform(*np.log(gates.dt_range)))
+    # The inverse of softplus.
     self.dt_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))
     self.shape = (num_heads, key_width, value_width)
     self.largest_write = 2 if gates.negative_eigenvalues else 1
