@@ -50,7 +50,7 @@ class Groups(NamedTuple):
 
 
 class MemoryBlock(nnx.Module):
-  """x + post_norm(memory(norm(x))), then the same with the MLP, if any.
+  """x + memory(norm(x)), then the same with the MLP, if any.
 
   The residual stream has the accumulate dtype. The outputs of memory and MLP
   are named "attention" and "mlp" for rematerialisation policies.
@@ -77,11 +77,9 @@ class MemoryBlock(nnx.Module):
       kernels=kernels,
       **shared,
     )
-    self.memory_post_norm = shape.post_norm(shape.width, **shared)
     if memory.has_mlp:
       self.mlp_norm = shape.norm(shape.width, **shared)
       self.mlp = block.make_mlp(shape, **shared)
-      self.mlp_post_norm = shape.post_norm(shape.width, **shared)
     else:  # Inserted into a trained stack; initially without effect.
       output = self.memory.fast_weights.output.kernel
       output[...] = jnp.zeros_like(output[...])
@@ -99,11 +97,10 @@ class MemoryBlock(nnx.Module):
     """
     stream = self.precision.accumulate
     mixed, state, stats = self.memory(self.memory_norm(x), state, packing)
-    mixed = self.memory_post_norm(checkpoint_name(mixed, "attention"))
-    x = x + mixed.astype(stream)
+    x = x + checkpoint_name(mixed, "attention").astype(stream)
     if self.has_mlp:
       added = checkpoint_name(self.mlp(self.mlp_norm(x)), "mlp")
-      x = x + self.mlp_post_norm(added).astype(stream)
+      x = x + added.astype(stream)
     return sharding.split_by_example(x), state, stats
 
 
@@ -246,7 +243,7 @@ def read_groups(
     (the residual stream [B, S, D], the cache, the states after the tokens).
   """
   num_groups, num_layers = jax.tree.leaves(groups.attention)[0].shape[:2]
-  if not num_groups:  # An empty scan cannot be compiled.
+  if not num_groups:  # Nothing to trace.
     return x, cache, state
 
   def attend(carry: Any, of_layer: tuple[block.Block, Array]):

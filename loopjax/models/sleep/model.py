@@ -22,7 +22,6 @@ passes have a gradient, `cut` where it ends. `reading.py` runs the same passes
 on keys and values in a cache.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.sleep.config import Config, last_chunk
-from loopjax.nn import attention, hybrid, norm, remat, rope
+from loopjax.nn import attention, hybrid, remat, rope
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
@@ -102,10 +101,11 @@ class Model(nnx.Module):
     }
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, config.num_layers, options, rngs)
-    # A post-norm would scale up an output that is initially zero.
-    shape = dataclasses.replace(config.block_shape(), post_norm=norm.identity)
     self.memories = hybrid.make_memories(
-      shape, config.memory_shape(), config.num_memory_layers, **shared
+      config.block_shape(),
+      config.memory_shape(),
+      config.num_memory_layers,
+      **shared,
     )
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
@@ -333,7 +333,7 @@ class Model(nnx.Module):
     unroll: bool = False,
   ) -> tuple[Array, hybrid.Memory, dict[str, Array]]:
     """Applies groups to a window; the memory keeps the last P tokens."""
-    if not len(jax.tree.leaves(part)[0]):  # An empty scan cannot be compiled.
+    if not len(jax.tree.leaves(part)[0]):  # Nothing to trace.
       return hidden, memory, {}
     width, reach = self.layers.attention.head_width, self.config.window
     tables = rope.rope_tables(window.positions, width, self.config.rope_base)
