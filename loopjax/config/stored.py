@@ -6,6 +6,7 @@ from typing import Any
 
 from loopjax import sections
 from loopjax.config import renames
+from loopjax.config.overrides import make, to_dict
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
@@ -40,12 +41,14 @@ def check_config(
 
   Resuming requires the same value for every setting that affects training,
   unless it extends the run; evaluating, for every setting that the checkpoints
-  depend on.
+  depend on. A setting that config.json lacks is newer than the run; as in
+  `config_of_run`, it has its default there.
   """
   if not (workdir / "config.json").exists():
     return
-  old = sections.flatten(read_config(workdir))
   new = sections.flatten(config)
+  defaults = to_dict(make(config["model"]["name"], config["task"]["name"]))
+  old = sections.flatten(defaults) | sections.flatten(read_config(workdir))
   differing = {
     key: f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})

@@ -8,6 +8,7 @@ from tests_support import ROOT, refused
 from loopjax import config as config_lib
 from loopjax.commands import command_line
 from loopjax.config import renames
+from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.report import runs as runs_lib
 from loopjax.run import naming, zoo
@@ -162,6 +163,18 @@ def test_an_old_name_in_a_config_json(family, old, value, tmp_path, capsys):
   run = runs_lib.read_run(tmp_path, {name: now}, {})
   assert run.config == present and run.state.startswith("incomplete")
   assert not capsys.readouterr().err and of == present["model"]["name"]
+
+
+def test_a_setting_that_is_newer_than_a_run_has_its_default_there(tmp_path):
+  file, _ = file_of("looped")
+  config = parsed(f"--config={file}").config
+  there = config_lib.to_dict(config)
+  del there["optim"]["lora_rank"], there["run"]["stop_after"]
+  (tmp_path / "config.json").write_text(json.dumps(there))
+  config_lib.check_config(tmp_path, config_lib.to_dict(config), "train")
+  config_lib.override(config, {"optim.lora_rank": 8})
+  with pytest.raises(UserError, match=r"optim.lora_rank \(0 there, 8 here\)$"):
+    config_lib.check_config(tmp_path, config_lib.to_dict(config), "train")
 
 
 @pytest.mark.parametrize(("family", "old"), SETTINGS)
