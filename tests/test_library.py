@@ -350,11 +350,11 @@ def test_models_of_the_pages_can_be_built():
     (lambda m: m.logits([-1, 3]), "ids from -1 to 3 are not in"),
     (
       lambda m: of_zoo("sudoku_6x6").logits([1, 2]),
-      "tokens: 'utm' reads rows of 36 tokens, not 2",
+      "tokens: 'utm' expects rows of 36 tokens, not 2",
     ),
     (
       lambda m: of_zoo("depo").logits(np.arange(13)),
-      "tokens: 'sleep' reads rows of 24 tokens, not 13",
+      "tokens: 'sleep' expects rows of 24 tokens, not 13",
     ),
     (lambda m: m.fit(pairs(), steps=0), "steps=0 must be"),
     (lambda m: m.fit(pairs(), steps=2.5), "steps=2.5 must be an integer"),
@@ -412,15 +412,15 @@ def test_models_of_the_pages_can_be_built():
     ),
     (
       lambda m: m.evaluate(pairs()),
-      "evaluate reads an evaluation split",
+      "evaluate expects an evaluation split",
     ),
     (
       lambda m: m.evaluate(boards()["train"]),
-      "evaluate reads an evaluation split",
+      "evaluate expects an evaluation split",
     ),
     (
       lambda m: of_zoo("depo").evaluate(boards()["test"]),
-      "inputs: 'sleep' reads rows of 24 tokens, not 36",
+      "inputs: 'sleep' expects rows of 24 tokens, not 36",
     ),
     (
       lambda m: m.evaluate(boards()["test"]),
@@ -449,7 +449,7 @@ def test_models_of_the_pages_can_be_built():
     ),
     (
       lambda m: loopjax.loss(of_zoo("sums_melt"), *next(pairs())),
-      "there is no teacher here: model.distill='all' needs run.teacher",
+      "no teacher: model.distill='all' needs run.teacher",
     ),
     (
       lambda m: of_zoo("sums_melt").fit(pairs(), steps=9),

@@ -5,7 +5,7 @@
 
 The first command prints a table of the cache kinds of a config's family; the
 second, table 2 of MELT (arXiv 2605.07721) beside the paper's numbers. All sizes
-are those of the buffers of `empty_cache`, found without allocating them. MB and
+are of the buffers of `empty_cache`, found without allocating them. MB and
 GB are powers of ten, as in the paper.
 """
 

@@ -24,7 +24,7 @@ class ConfigParser(Parser):
   `config_name`, FILE[:argument]; and `overrides`, the values of the flags
   --config.section.key=value by "section.key".
 
-  With --mode=eval and without --config, the config is that of the run in
+  With --mode=eval and without --config, the config comes from the run in
   --workdir, or in the argument RUN of a command that has one.
   """
 

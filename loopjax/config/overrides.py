@@ -1,7 +1,7 @@
 """Configs with all their sections, and changes of their values.
 
 A config is an `ml_collections.ConfigDict` with the sections model, task, optim,
-loop, mesh, run and eval. Its defaults are those of the dataclasses that the
+loop, mesh, run and eval. Its defaults come from the dataclasses that the
 sections become, so each name and type is stated once.
 """
 
@@ -44,7 +44,7 @@ SECTIONS: Mapping[str, Any] = {
 class Config(ml_collections.ConfigDict):
   """A config that remembers which settings the user set.
 
-  They are no part of its values: config.json lacks them. `by_user` has the name
+  They are not among its values: config.json lacks them. `by_user` has the name
   by which the user set each, which may be an old one.
   """
 

@@ -40,7 +40,7 @@ def apply(
 ) -> ml_collections.ConfigDict:
   """Applies the paper's values, a preset, changes and overrides; then locks.
 
-  With import=RUN, the model, its tokenizer and vocabulary are those of a run,
+  With import=RUN, a run provides the model, its tokenizer and vocabulary,
   and its parameters the first ones (`run.init_from`).
 
   Args:
@@ -137,7 +137,7 @@ def merged(*blocks: Block) -> dict[str, dict[str, Any]]:
 
 
 def steps(config: ml_collections.ConfigDict, part: int, of: int) -> int:
-  """A part of a run's steps, rounded down to whole calls, but not to none."""
+  """A part of a run's steps, rounded down to whole calls, at least one."""
   calls = config.run.num_steps // config.run.steps_per_call
   return max(calls * part // of, 1) * config.run.steps_per_call
 

@@ -55,7 +55,7 @@ def windows(request: ScoringRequest, max_length: int) -> list[ScoringWindow]:
   """
   tokens = np.concatenate([request.context, request.continuation])
   first, num = len(request.context), len(request.continuation)
-  assert first > 0, "the first token is predicted from something"
+  assert first > 0, "the first token needs a context"
   assert num > 0, "nothing to score"
   stride = num if num <= max_length else max(1, max_length // 2)
   found = []

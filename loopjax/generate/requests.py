@@ -51,7 +51,7 @@ class GenerationRequest:
         f" {slots.MAX_STOPS}"
       )
     if not 0 < self.exit_threshold <= 1:
-      raise UserError(f"exit_threshold={self.exit_threshold} not in (0, 1]")
+      raise UserError(f"exit_threshold={self.exit_threshold} is not in (0, 1]")
     if self.draft_loops and self.exit_threshold < 1:
       raise UserError(
         f"draft_loops={self.draft_loops} and"

@@ -61,24 +61,24 @@ def _parser() -> Parser:
     help="maximum size of a file [5 GB]",
   )
   describes = commands.add_parser(
-    "card", help="writes a model card into an exported folder"
+    "card", help="write a model card into an exported folder"
   )
   describes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
   describes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   _add_retrofit(commands)
   _add_quantize(commands)
-  uploads = commands.add_parser("push", help="uploads an exported folder")
+  uploads = commands.add_parser("push", help="upload an exported folder")
   uploads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-  uploads.add_argument("repository", metavar="OWNER/NAME", help="of the Hub")
+  uploads.add_argument("repository", metavar="OWNER/NAME", help="on the Hub")
   uploads.add_argument(
-    "--public", action="store_true", help="makes a new repository public"
+    "--public", action="store_true", help="make a new repository public"
   )
   return parser
 
 
 def _add_retrofit(commands: Any) -> None:
   loops = commands.add_parser(
-    "retrofit", help="puts layers of a transformer into a loop"
+    "retrofit", help="put layers of a transformer into a loop"
   )
   loops.add_argument(
     "source",
@@ -97,7 +97,7 @@ def _add_retrofit(commands: Any) -> None:
     "--update",
     choices=retrofit_lib.UPDATES,
     default="gate",
-    help="what joins a loop's output to the state [gate]",
+    help="how a loop's output updates the state [gate]",
   )
   loops.add_argument("--num_loops", type=int, default=4, help="loops [4]")
   loops.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
@@ -105,7 +105,7 @@ def _add_retrofit(commands: Any) -> None:
 
 def _add_quantize(commands: Any) -> None:
   small = commands.add_parser(
-    "quantize", help="writes a work directory with weights of 8 or 4 bits"
+    "quantize", help="write a work directory with weights of 8 or 4 bits"
   )
   small.add_argument(
     "source",

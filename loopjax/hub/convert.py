@@ -333,7 +333,7 @@ def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
   Chat models have several, the first for documents. Empty without files.
 
   Raises:
-    UserError: a file cannot be read, or something in it is no id.
+    UserError: a file cannot be read, or something in it is not an id.
   """
   found: list[int] = []
   for name in ("config.json", "generation_config.json"):

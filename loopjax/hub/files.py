@@ -138,7 +138,7 @@ def write(
 
 def _of_file(path: pathlib.Path) -> Iterable[tuple[str, Tensor]]:
   with _open(path) as opened:
-    for name in opened.keys():  # noqa: SIM118  It is no dict.
+    for name in opened.keys():  # noqa: SIM118  It is not a dict.
       part = opened.get_slice(name)
       read = functools.partial(_read, path, name)
       yield name, Tensor(tuple(part.get_shape()), part.get_dtype(), read)

@@ -1,8 +1,8 @@
 """GGUF files, the format of llama.cpp, to files of a Hub folder and back.
 
 The package `gguf`, by llama.cpp's authors, reads, writes, dequantises and
-quantises. Names of metadata are those of its `constants.py`; the meaning of a
-tokenizer's metadata is that of llama.cpp's `src/llama-vocab.cpp`.
+quantises. Names of metadata are from its `constants.py`; the meaning of a
+tokenizer's metadata is from llama.cpp's `src/llama-vocab.cpp`.
 """
 
 import contextlib

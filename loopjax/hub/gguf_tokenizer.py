@@ -1,6 +1,6 @@
 """Tokenizers in the metadata of GGUF files: from and to tokenizer.json.
 
-Their meaning is that of llama.cpp's `src/llama-vocab.cpp`: "gpt2" is byte-level
+They mean what llama.cpp's `src/llama-vocab.cpp` says: "gpt2" is byte-level
 BPE, "llama" SentencePiece's BPE. What tokenizer.json could not express exactly,
 or the metadata, is refused.
 """
@@ -228,7 +228,7 @@ def metadata(
 
   path = folder / tokenizer_files.TOKENIZER
   if not path.is_file():
-    raise UserError("a GGUF file needs a tokenizer; this model reads bytes")
+    raise UserError("a GGUF file needs a tokenizer; this model has bytes")
   content = workdir_lib.read_json(path)
   library = tokenizers.Tokenizer.from_file(str(path))
   words = {i: word for word, i in library.get_vocab().items()}

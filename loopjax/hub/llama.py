@@ -244,7 +244,7 @@ def _once(
     rows: of a layer, beside those of all layouts.
     fixed: see `Layout`, beside those of all layouts.
     defaults: see `Layout`.
-    **own: settings of `models.looped` that are not those of `_PLAIN`.
+    **own: settings of `models.looped` that differ from `_PLAIN`.
   """
   own = {**_PLAIN, **own, "num_loops": 1}
 

@@ -33,13 +33,13 @@ def loops(settings: config_lib.Settings, given: Any, default: int) -> int:
 
 
 def ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
-  """Token ids [B, T]; raises UserError if they are none of the model."""
+  """Token ids [B, T]; raises UserError if the model lacks them."""
   found = _integers(name, given)
   spec = settings.spec
   is_whole = settings.family.reading is None or spec.num_answer_tokens > 0
   if is_whole and found.shape[1] != spec.sequence_length:
     raise UserError(
-      f"{name}: {settings.model_name!r} reads rows of {spec.sequence_length}"
+      f"{name}: {settings.model_name!r} expects rows of {spec.sequence_length}"
       f" tokens, not {found.shape[1]}"
     )
   if found.size and not isinstance(found, jax.core.Tracer):

@@ -50,8 +50,8 @@ def evaluate(
   loops = checked.loops(settings, num_loops, settings.eval_loops)
   if not isinstance(dataset, grain.MapDataset) or "valid" not in dataset[0]:
     raise UserError(
-      "evaluate reads an evaluation split: loopjax.datasets(...)['validation']"
-      " or ['test']"
+      "evaluate expects an evaluation split: loopjax.datasets(...)"
+      "['validation'] or ['test']"
     )
   scores = _evaluator(model.about, loops, dataset)(model.params, "")
   return {

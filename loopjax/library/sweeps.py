@@ -39,7 +39,7 @@ def table(
     metrics: names of scores, such as "test/loss", or patterns; "steps",
       "parameters" and "wall_seconds" are among them. All scores except
       training's, standard errors, and those of groups and loops if empty.
-    rows: the settings that a row is called by, such as "model.num_loops"; all
+    rows: the settings that identify a row, such as "model.num_loops"; all
       that differ if empty.
     columns: the settings by which columns are divided, such as "run.seed".
 

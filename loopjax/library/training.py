@@ -92,7 +92,7 @@ def objective(settings: config_lib.Settings) -> Loss:
     try:
       family.check_teacher(settings.model, settings.spec, None)
     except UserError as error:
-      raise UserError(f"there is no teacher here: {error}") from error
+      raise UserError(f"no teacher: {error}") from error
   return family.loss
 
 

@@ -56,7 +56,7 @@ def check_ungated(config: Any, rule: str, kept: str, kind: str) -> None:
     )
   if kept == "state":
     raise UserError(
-      "exit_kept='state' is unsupported: a loop of this model reads more than"
+      "exit_kept='state' is unsupported: a loop of this model uses more than"
       " the last state"
     )
 

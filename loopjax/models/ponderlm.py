@@ -219,7 +219,7 @@ def read(
 ) -> tuple[Output, Cache]:
   """`Reading.read` with early exits: `exiting.read`, with pondering.
 
-  A token that leaves the loop, or whose loops go on later, has the state
+  A token that exits, or whose loops continue later, has the state
   LM(e^s).
   """
   ponder = model.pondering(model.embed(tokens, None))

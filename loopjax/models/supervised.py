@@ -89,7 +89,7 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
     num_states: how many.
     sizes: (B, S, D).
   """
-  # They are in no checkpoint, so a user's choice of generator must not count.
+  # No checkpoint stores them, so a user's choice of generator must not count.
   key = jax.random.key(0, impl="threefry2x32")
   # The standard deviation of a normal cut off at two is 0.8796.
   vectors = jax.random.truncated_normal(key, -2, 2, (num_states, sizes[2]))

@@ -52,7 +52,7 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
     key: random key of A, whose entries have variance 1 / inputs.
 
   Raises:
-    UserError: a pattern matches nothing that can be trained so, or the rank
+    UserError: a pattern matches no matrix that pairs can adapt, or the rank
       exceeds a dimension of a matrix.
   """
   base, trained, num_whole = {}, {}, 0

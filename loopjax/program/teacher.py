@@ -41,7 +41,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
   ours, theirs = settings.spec, teacher.spec
   if ours.vocab_size != theirs.vocab_size:
     raise UserError(
-      f"{label} reads {theirs.vocab_size} token ids, but the task has"
+      f"{label} has {theirs.vocab_size} token ids, but the task has"
       f" {ours.vocab_size}"
     )
   check = settings.family.check_teacher

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     nargs="*",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a run (complete); none to edit the description in an existing file",
+    help="a complete run; omit it to edit the description in an existing file",
   )
   parser.add_argument(
     "--out",

@@ -246,7 +246,7 @@ def pivot(
   Args:
     runs: the runs.
     metrics: as in `metrics_of`.
-    rows: the settings that a row is called by, "section.key"; if empty, all in
+    rows: the settings that identify a row, "section.key"; if empty, all in
       which the runs differ, except the seeds and `columns`.
     columns: the settings by which the columns are divided.
 

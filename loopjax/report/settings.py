@@ -5,7 +5,7 @@ from typing import Any
 
 from loopjax.report.grouping import Group
 
-# What a row or a line is called by, before any other setting, and in words.
+# The settings that name a row or a line first, in words.
 _NAMES = {
   "task.name": "task",
   "model.name": "model",

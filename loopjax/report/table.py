@@ -42,7 +42,7 @@ def parser() -> Parser:
     type=_settings,
     default=[],
     metavar="SETTING,...",
-    help="settings that a row is called by [all that differ]",
+    help="settings that identify a row [all that differ]",
   )
   made.add_argument(
     "--columns",

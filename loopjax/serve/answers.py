@@ -200,7 +200,7 @@ class Answer:
     }
 
   def _text(self, token: int) -> str:
-    """A token's text, or its bytes if they are no text, as OpenAI writes them.
+    """A token's text, or its bytes if they are not text, as OpenAI writes them.
 
     These are its bytes within a text; a token that is decoded by itself may
     lack the space before it.

@@ -1,6 +1,6 @@
 """The JSON fields of a request body, checked one by one.
 
-The fields are those of OpenAI's completions and chat completions. `num_loops`,
+They follow OpenAI's completions and chat completions. `num_loops`,
 `exit_threshold`, `draft_loops`, `prefill_loops`, `top_k`, `min_p`,
 `repetition_penalty`, `add_generation_prompt` and `continue_final_message` are
 extensions, two of which may have their old names (`config.renames`). A field

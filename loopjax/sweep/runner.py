@@ -98,7 +98,7 @@ def split_cores(jobs: int) -> list[Cores]:
     return [None]
   if not hasattr(os, "sched_getaffinity"):
     print(
-      "note: this system cannot tie a run to cores: each may use all of them",
+      "note: this system cannot bind a run to CPU cores: each run may use all",
       file=sys.stderr,
     )
     return [None] * jobs

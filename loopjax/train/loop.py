@@ -166,7 +166,7 @@ def progress(
   Args:
     before: the metadata at the start: of the run, "num_steps", "batch_size",
       "extended" (where it had others, see `procedure`) and "data", checksums.
-    batches: the batch, of those of this size, that is read next.
+    batches: index of the next batch, counted in this batch size.
     wall_seconds: duration of the run so far.
     pending: metrics of steps not yet logged.
     teacher_step: step of the teacher's checkpoint.

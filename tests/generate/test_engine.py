@@ -424,7 +424,7 @@ def test_impossible_requests_are_refused(request_of, says):
   ("plt", {"exit_rule": "change"}, "exit_rule='change'"),
   ("plt", {"prefix_mib": 1}, "'window' does not support prefix sharing"),
   ("disco", {"exit_rule": "gate"}, "needs an exit gate, which"),
-  ("ponderlm", {"exit_kept": "state"}, "reads more than the last state"),
+  ("ponderlm", {"exit_kept": "state"}, "uses more than the last state"),
   ("transformer", {"exit_rule": "change"}, "exit_rule='change'"),
   ("looped", {"exit_rule": "sure"}, "fixed, gate, change, entropy"),
   ("looped", {"exit_kept": "state", "cache_kind": "mean"}, "got 'mean'"),

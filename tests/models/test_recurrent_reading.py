@@ -167,7 +167,7 @@ def test_no_loop_is_skipped_at_a_threshold_of_one(rule):
 def test_exits_that_there_are_not():
   with pytest.raises(UserError, match="'gate' needs an exit gate"):
     recurrent.check_exits(CONFIG, "gate", "copy", "per_loop")
-  with pytest.raises(UserError, match="reads more than the last state"):
+  with pytest.raises(UserError, match="uses more than the last state"):
     recurrent.check_exits(CONFIG, "kl", "state", "per_loop")
   recurrent.check_exits(CONFIG, "stable", "copy", "continuous")
   damped = dataclasses.replace(CONFIG, update="damped")

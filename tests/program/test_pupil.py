@@ -247,7 +247,7 @@ def test_a_step_whose_carried_state_is_not_finite_changes_nothing():
   [
     ({"run__teacher": "nowhere"}, "run.teacher=nowhere contains no run"),
     ({"run__teacher": ""}, "model.name='pupil' learns from a teacher"),
-    ({"task__box_cols": 3}, r"reads 6 token ids, but the task has 8"),
+    ({"task__box_cols": 3}, r"has 6 token ids, but the task has 8"),
   ],
 )
 def test_a_teacher_that_cannot_be_is_one_line(

@@ -498,7 +498,11 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
     ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
     ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
-    ({"prompt": "x", "exit_threshold": 0}, "exit_threshold", "not in (0, 1]"),
+    (
+      {"prompt": "x", "exit_threshold": 0},
+      "exit_threshold",
+      "is not in (0, 1]",
+    ),
     ({"prompt": "x", "num_loops": 3}, "num_loops", "this model runs 4"),
     ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
     ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),

@@ -416,7 +416,7 @@ def test_cores_are_split_evenly(monkeypatch, capsys):
   assert not capsys.readouterr().err
   monkeypatch.delattr(os, "sched_getaffinity")
   assert runner_lib.split_cores(8) == [None] * 8
-  assert "cannot tie a run to cores" in capsys.readouterr().err
+  assert "cannot bind a run to CPU cores" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(

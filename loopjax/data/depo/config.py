@@ -13,7 +13,7 @@ _MAX_WORDS = 2**32
 class Config:
   """Sizes of the cycles, and hops of the questions.
 
-  The defaults are those of Language Models Need Sleep, section 6.2, where 75
+  The defaults are from Language Models Need Sleep, section 6.2, where 75
   nodes in 300 tokens and 10 questions in 60 imply words of one or two tokens.
 
   Token ids: V0 that do not end a word, V0 that do, K that ask for 1 to K hops,

@@ -21,7 +21,7 @@ _MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
 class Config:
   """Numbers of operations, and lengths of the texts.
 
-  The operations and the counts to evaluate are those of Language Models Need
+  The operations and the counts to evaluate are from Language Models Need
   Sleep, section 6.3; its texts have 2000 tokens and more.
 
   Attributes:

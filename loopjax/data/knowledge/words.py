@@ -16,7 +16,7 @@ def _pairs(
   return tuple(pairs[:num])
 
 
-# The texts of the tokens of each kind. The numbers of values are those of bioS
+# The texts of the tokens of each kind. The numbers of values are from bioS
 # (arXiv 2404.05405).
 VALUES: dict[str, tuple[str, ...]] = {
   "first name": NAMES[:400],

@@ -1,6 +1,6 @@
 """The maze task: read a maze, mark a shortest path from S to G.
 
-Tokens are those of Maze-Hard (HRM, arXiv 2506.21734): 0 is padding (never
+Tokens are as in Maze-Hard (HRM, arXiv 2506.21734): 0 is padding (never
 seen), then `#` wall, ` ` free, `S`, `G` and `o`, the path. Mazes are our own
 (`generator`); Maze-Hard's have scattered walls.
 """

@@ -101,7 +101,7 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   depend on the order of the columns, and neither does the number of columns
   that remain in their stack when it is applied once, twice and so on. A row is
   described by these numbers for the other rows of its band and for the rows of
-  other bands, a band by its rows, and the board by its bands; likewise for
+  other bands, a band by its rows, and the board by its bands; the same for
   columns.
 
   Args:

@@ -112,7 +112,7 @@ def _key(job: preparation.Job, paths: Sequence[str]) -> str:
     job.test,
     # A file's name determines its format.
     [(digest(path), files.kind_of(path)) for path in paths],
-    # Without these, the checksum is that of versions that lacked them.
+    # Without these, the checksum equals older versions', which lacked them.
     *([job.text_bytes] if job.text_bytes else []),
     *([config.separator] if config.separator != SEPARATOR else []),
   )

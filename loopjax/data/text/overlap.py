@@ -242,8 +242,8 @@ def _look(
     Hashes of the runs that the chunk's training documents contain, uint64; and
     the number of documents that contain one.
   """
-  # Most runs of a text are in no item; a table of hash prefixes rejects most of
-  # them faster than a search.
+  # No item contains most runs of a text; a table of hash prefixes rejects most
+  # of them faster than a search.
   table = np.zeros(1 << _FILTER_BITS, bool)
   shift = np.uint64(64 - _FILTER_BITS)
   table[runs >> shift] = True
@@ -263,7 +263,7 @@ def _batches(job: preparation.Job, chunk: files.Chunk) -> Iterator[list[str]]:
   batch, size = [], 0
   for found in job.read(chunk):
     if isinstance(found, documents.Fault) or not found:
-      continue  # Malformed and empty documents are in no split.
+      continue  # No split has malformed or empty documents.
     if (chunk.split or job.split_of(found)) == "train":
       batch.append("".join(text for text, _ in found))
       size += len(batch[-1])

@@ -180,7 +180,7 @@ def _say_splits(config: Config, corpora: Sequence[corpus.Corpus]) -> None:
       parts = [f"{split} {share:.3g}" for split, share in job.splits.items()]
       how = f"its splits are parts of it in this order: {', '.join(parts)}"
     elif (job.validation, job.test) != (config.validation_share, test_share):
-      how = "a single document is the validation or test split"
+      how = "the validation or test split is a single document"
     else:
       continue
     print(f"{one.name}: has few documents; {how}", flush=True)

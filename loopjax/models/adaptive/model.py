@@ -215,7 +215,7 @@ def loss(
   """Cross-entropy + lambda n~ (equation 11) + z-loss.
 
   n~ is averaged over the tokens of each example, then over layers and examples.
-  With `ponder_prior`, KL(p_halt || g), averaged likewise, replaces n~
+  With `ponder_prior`, KL(p_halt || g), averaged the same way, replaces n~
   (PonderNet, equation 8).
 
   Returns:

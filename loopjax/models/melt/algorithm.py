@@ -16,7 +16,7 @@ other marks are ours. It does not say what h_0 is: here h_0 = x_1; x_t = norm(r)
 is our reading of its "hidden state". Blocks may also norm what they add
 (`nn.block`), and each loop ends with the final norm, as in Ouro. The tokens of
 a chunk are computed in parallel, with each other's keys and values of the same
-loop; K and V are those of earlier chunks after the last loop (section 3.3).
+loop; K and V are from earlier chunks after the last loop (section 3.3).
 
 `one_loop` is the only implementation of a loop. Training repeats it in
 `run_chunk`, where gradients go to earlier chunks. Prefill and decoding repeat

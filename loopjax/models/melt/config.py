@@ -19,7 +19,7 @@ _HISTORY = ("history_reach", "history_hops")
 
 @dataclasses.dataclass(frozen=True)
 class Config(stack.StackConfig):
-  """Hyper-parameters; the defaults are those of MELT-1.6B.
+  """Hyper-parameters; the defaults are MELT-1.6B's.
 
   Those of `stack.StackConfig`, and:
 
@@ -47,8 +47,8 @@ class Config(stack.StackConfig):
       sequentially, which is exact and needs less memory.
     sweeps: how many times training reads a row again after its chunks, all
       tokens in parallel, each attending to the final keys and values that the
-      pass before gave earlier tokens, as when decoding. The loss is that of the
-      last sweep. T - 1 sweeps equal chunk_size=1.
+      pass before gave earlier tokens, as when decoding. The loss is the
+      last sweep's. T - 1 sweeps equal chunk_size=1.
     chunk_jitter: whether the chunk boundaries of each step are shifted by a
       random offset.
     alpha: initial weight of the latent in keys and values, as opposed to the
@@ -201,7 +201,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
   A multiply-add counts as two; point-wise operations are not counted. The
-  numbers are those of the computation without gradients, with gates in every
+  numbers count the computation without gradients, with gates in every
   loop, including the first, and attention of every chunk to the whole history,
   an upper bound: of long rows, early chunks read only the first entries
   (`loop.chunks`).

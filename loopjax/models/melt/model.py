@@ -1,7 +1,7 @@
 """MELT as a family: its parameters, and texts in chunks of tokens.
 
 Source: arXiv 2605.07721; `algorithm.py` has what happens in a chunk. The
-parameters are those of a `looped` model with loop_norm="per_loop", and gates.
+parameters are a `looped` model's with loop_norm="per_loop", and gates.
 Training starts from such a model (`run.init_from`).
 
 A cache has one entry per token and layer, for all loops. Tokens are read in

@@ -2,7 +2,7 @@
 
 Section 3.3 of arXiv 2605.07721. The model starts from the teacher's parameters.
 Phase 1 (interpolated transition): the input of keys and values changes linearly
-from that of the looped model to the latent, and the read-out after every loop
+from the looped model's to the latent, and the read-out after every loop
 learns the teacher's after the same loop. Phase 2 (attention-aligned
 distillation): keys and values depend on the latent only, and the attention
 outputs also learn the teacher's. Phase 1 is `alpha=0` with

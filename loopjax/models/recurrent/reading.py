@@ -75,7 +75,7 @@ def read(
   """`Reading.read` with early exits, as `exiting.read`.
 
   A read-out in the loop runs the coda, which writes the token's keys and values
-  anew each time; the last ones are those of the loop that is read out.
+  anew each time; the last ones belong to the loop that is decoded.
   """
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if exit_policy is None:

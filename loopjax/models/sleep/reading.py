@@ -56,7 +56,7 @@ def empty_cache(
   kind: str | None = None,
   prompt_tokens: int = 0,
 ) -> SleepCache:
-  """See `Reading.empty_cache`; the size is that of a window."""
+  """See `Reading.empty_cache`; it is as large as a window."""
   del max_tokens, num_loops, kind, prompt_tokens
   config, precision = model.config, PRECISIONS[model.config.precision]
   room = config.num_past + config.window

@@ -1,7 +1,7 @@
 """A cache of the first loop's keys and values, and a window of later loops'.
 
 Source: Parallel Loop Transformer (arXiv 2510.24824, gated sliding-window
-attention). Its size is that of one loop plus K - 1 windows per layer.
+attention). It is as large as one loop's cache plus K - 1 windows per layer.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Numbers of Ouro, a looped language model: arXiv 2510.25741.
 
-Sizes are Ouro's. Scores are those of its published weights, Ouro-1.4B-Thinking,
+Sizes are Ouro's. Scores are of its published weights, Ouro-1.4B-Thinking,
 in MELT's Table 1 (arXiv 2605.07721): in percent, one run, with the standard
 error that it prints.
 """

@@ -1,6 +1,6 @@
 """Numbers of recurrent depth: Huginn, arXiv 2502.05171, and models like it.
 
-The losses of the boundary operator (arXiv 2609.19107) are those of its
+The losses of the boundary operator (arXiv 2609.19107) are from its
 repository, for the smaller of its two sizes; none of Huginn's scores is of a
 task here.
 """

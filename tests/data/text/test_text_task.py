@@ -396,7 +396,7 @@ def test_few_documents_with_fields_are_in_every_split(config, tmp_path, capsys):
   }
   assert sum(map(len, found.values())) == 8
   assert all(prompts.values()) and sum(map(len, prompts.values())) == 4
-  assert "has few documents; a single" in capsys.readouterr().out
+  assert "has few documents; the validation" in capsys.readouterr().out
 
 
 def test_text_with_documents_in_all_splits_is_chosen_by_hash(config, capsys):
