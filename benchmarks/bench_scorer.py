@@ -27,9 +27,9 @@ from flax import nnx
 from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.eval import batches, requests
-from loopjax.eval.batches import ScoringRequest
-from loopjax.eval.scorer import Scorer
+from loopjax.eval import requests
+from loopjax.eval import scorer as eval_scorer
+from loopjax.eval.scorer import Scorer, ScoringRequest
 from loopjax.models import looped
 from loopjax.run import provenance
 from loopjax.saved.language_model import LanguageModel
@@ -52,7 +52,7 @@ def main(argv):
   length = _CONTEXT.value
   forms = {
     "batches": lambda: [one.log_likelihood for one in scorer(asked)],
-    "single": single(language_model, asked, batches.rounded),
+    "single": single(language_model, asked, eval_scorer.rounded),
     "single_full": single(language_model, asked, lambda _: length),
   }
   seconds = {form: [] for form in forms}
@@ -110,7 +110,7 @@ def single(
     opened = ScoringRequest(
       np.append(end, request.context), request.continuation
     )
-    windows.append(batches.windows(opened, most)[0])
+    windows.append(eval_scorer.split_windows(opened, most)[0])
 
   def score_all() -> list[float]:
     likelihoods = []

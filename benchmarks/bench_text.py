@@ -23,7 +23,7 @@ import time
 
 import tokenizers
 
-from loopjax.data.text import corpus, documents, files, preparation, task
+from loopjax.data.text import documents, files, preparation, task
 
 _BATCH = 1 << 20  # Characters per batch of the bare tokenizer.
 
@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float | int | str]:
       threading.Thread(target=_watch, args=(peaks,), daemon=True).start()
     config = task.Config(train_files=str(path), tokenizer=name)
     with contextlib.redirect_stdout(sys.stderr):
-      facts = corpus.make(config, str(path)).facts
+      facts = preparation.make(config, str(path)).facts
     num_tokens = sum(facts[split]["tokens"] for split in preparation.SPLITS)
   cpu, size = time.process_time() - before, path.stat().st_size
   seconds = time.perf_counter() - started

@@ -24,7 +24,7 @@ from absl import app, flags
 
 from loopjax.loop import exits
 from loopjax.losses import exits as exit_losses
-from loopjax.losses.token_loss import token_loss
+from loopjax.losses.tokens import token_loss
 from loopjax.run import provenance
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))

@@ -109,7 +109,7 @@ def start(options: Any) -> int:
   from loopjax import config as config_lib
   from loopjax import train
   from loopjax.analysis import figures
-  from loopjax.commands import describe, ending, listing
+  from loopjax.commands import describe, ending
   from loopjax.config import presets
   from loopjax.run import naming, user_cache, zoo
 
@@ -118,7 +118,7 @@ def start(options: Any) -> int:
   if options.extend and mode not in ("train", "train_and_eval"):
     raise UserError(f"--extend has no effect with --mode={mode}")
   if options.list:
-    print(listing.listing())
+    print(describe.listing())
     return 0
   if config is None:
     raise UserError("--config=FILE is missing; --list shows the configs")

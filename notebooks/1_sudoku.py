@@ -112,12 +112,11 @@ show(sudoku.draw_solved(evaluated))
 
 # %%
 from loopjax.analysis.loops import depth
-from loopjax.analysis.plots import depth as plots
 
 scores = depth.scores_by_depth(evaluated)
 headline, loops = settings.task_module.HEADLINE, settings.model.num_loops
 examples = min(settings.eval.depth_examples, len(evaluated.batch["inputs"]))
-show(plots.draw_depth(scores, headline, loops, examples, evaluated.directory))
+show(depth.draw_depth(scores, headline, loops, examples, evaluated.directory))
 
 # %% [markdown]
 # ## When does a cell stop?

@@ -30,10 +30,8 @@ def measure(
   the first document. All processes call it.
 
   Args:
-    program: the run's program.
     params: its model's parameters.
     teacher_params: its teacher's parameters; {} if it has none.
-    dataset: the texts.
 
   Returns:
     "agreement", the mean fraction of a continuation before the first differing

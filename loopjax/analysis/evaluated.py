@@ -66,8 +66,6 @@ def evaluate_model(
   """Runs the model once.
 
   Args:
-    settings: the run's settings.
-    graphdef: the model without its parameters.
     params: its parameters; this process must hold every array as a whole.
     dataset: the evaluation split.
     rows: rows of the run's metrics.jsonl.

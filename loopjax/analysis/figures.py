@@ -16,16 +16,8 @@ from loopjax import config as config_lib
 from loopjax import train
 from loopjax.analysis import agreement, positions, samples, sudoku
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis.loops import (
-  adaptive,
-  depth,
-  exits,
-  halting,
-  passes,
-  skipping,
-)
+from loopjax.analysis.loops import adaptive, depth, exits, halting, skipping
 from loopjax.analysis.plots import curves, maps
-from loopjax.analysis.plots import depth as depth_plots
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
 from loopjax.errors import one_line
@@ -92,7 +84,7 @@ FIGURES = (
   Figure(
     "passes",
     (),
-    lambda evaluated: passes.draw_passes(evaluated.rows, evaluated.directory),
+    lambda evaluated: curves.draw_passes(evaluated.rows, evaluated.directory),
   ),
   Figure("loops", (), adaptive.draw_loops),
   Figure("memory", (), adaptive.draw_memory),
@@ -150,7 +142,6 @@ def make_figures(
 
   Args:
     settings: settings of the run.
-    graphdef: the model without its parameters.
     params: parameters or their average.
     dataset: the evaluation split.
     rows: rows of the run's metrics.jsonl.
@@ -213,7 +204,7 @@ def _depth(
   settings = evaluated.settings
   num_there = len(evaluated.batch["inputs"])
   num_examples = min(settings.eval.depth_examples or num_there, num_there)
-  return depth_plots.draw_depth(
+  return depth.draw_depth(
     scores,
     settings.task_module.HEADLINE,
     settings.model.num_loops,

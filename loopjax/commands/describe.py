@@ -1,7 +1,12 @@
-"""Describes the model and costs of a config without building it."""
+"""Describes the model and costs of a config, and lists configs and presets.
+
+Nothing is built: costs are counted, and times are estimated for this machine.
+"""
 
 import functools
 import math
+import pathlib
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +16,12 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.config import presets
 from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
+from loopjax.run import machine
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -105,10 +112,10 @@ def page(described: Mapping[str, Any]) -> str:
       settings[name] = ", ".join(f"{key}={values[key]}" for key in keys)
   return "\n".join(
     [
-      *(_wrapped(name, text) for name, text in lines.items() if text),
+      *(_wrapped(name, text, 12) for name, text in lines.items() if text),
       "",
       "settings (change one with --config.SECTION.KEY=VALUE):",
-      *(_wrapped(name, text) for name, text in settings.items() if text),
+      *(_wrapped(name, text, 12) for name, text in settings.items() if text),
     ]
   )
 
@@ -123,17 +130,6 @@ def _short(number: float) -> str:
     if number >= 10**power:
       return f"{number / 10**power:.3g} {letter}"
   return f"{number:.3g} "
-
-
-def _wrapped(name: str, text: str) -> str:
-  return textwrap.fill(
-    text,
-    width=80,
-    initial_indent=f"{name:<12}",
-    subsequent_indent=" " * 12,
-    break_long_words=False,
-    break_on_hyphens=False,
-  )
 
 
 def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
@@ -154,3 +150,48 @@ def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
 
 def _size(tree: Any) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+# "  tiny    description," and its continuation lines.
+_DESCRIBED = re.compile(r"^  (\w+) +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
+_TOO_LONG = 10 * 365 * 86_400  # Seconds.
+_USAGE = """\
+python -m loopjax.main --config=FILE[:preset][,section.key=value...]
+
+The default preset is :tiny. Times are rough: counted FLOPs divided by this
+machine's current rate of matrix products."""
+
+
+def listing() -> str:
+  """The text on how to train, with a paragraph per config."""
+  files = sorted(presets.folder().glob("*_*.py"))
+  return "\n\n".join([_USAGE, *map(_config, files)])
+
+
+def _config(path: pathlib.Path) -> str:
+  """The description of a config, and a few lines on each of its presets."""
+  names = presets.read(path)
+  summary, _, rest = names["__doc__"].partition("\n")
+  lines = [_wrapped("", f"configs/{path.name}: {summary}", 2)]
+  for name, text in _DESCRIBED.findall(rest):
+    if name in names["PRESETS"]:
+      settings = config_lib.resolve(names["get_config"](name))
+      seconds = machine.training_seconds(
+        settings.training_flops, settings.model.width
+      )
+      long = seconds > _TOO_LONG
+      time = "too long" if long else machine.duration(seconds)
+      lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 12))
+  return "\n".join(lines)
+
+
+def _wrapped(label: str, text: str, indent: int) -> str:
+  """Text after a label, wrapped at 80 columns with a hanging indent."""
+  return textwrap.fill(
+    " ".join(text.split()),
+    width=80,
+    initial_indent=f"{label} ".ljust(indent) if label else "",
+    subsequent_indent=" " * indent,
+    break_long_words=False,
+    break_on_hyphens=False,
+  )

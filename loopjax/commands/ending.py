@@ -21,7 +21,6 @@ def lines(
   Args:
     summary: what `train.run` returns.
     headline: names of the scores that matter, of the task and the family.
-    workdir: the run's work directory.
     mode: "train", "eval" or "train_and_eval".
   """
   if summary["status"] != "completed":

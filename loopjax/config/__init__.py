@@ -14,11 +14,11 @@ from loopjax.config.overrides import product as product
 from loopjax.config.overrides import set_by_user as set_by_user
 from loopjax.config.overrides import to_dict as to_dict
 from loopjax.config.resolve import MAX_LOOPS as MAX_LOOPS
+from loopjax.config.resolve import check_config as check_config
 from loopjax.config.resolve import check_loops as check_loops
 from loopjax.config.resolve import config_of_run as config_of_run
 from loopjax.config.resolve import of_run as of_run
+from loopjax.config.resolve import read_config as read_config
 from loopjax.config.resolve import record as record
 from loopjax.config.resolve import resolve as resolve
 from loopjax.config.settings import Settings as Settings
-from loopjax.config.stored import check_config as check_config
-from loopjax.config.stored import read_config as read_config

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.eval.batches import ScoringRequest
 from loopjax.eval.requests import EvalItem, EvalTask
-from loopjax.eval.scorer import Score, Scorer
+from loopjax.eval.scorer import Score, Scorer, ScoringRequest
 
 _RESAMPLES = 10_000
 _AT_A_TIME = 200  # Resamples per batch.

@@ -33,7 +33,7 @@ from lm_eval.api.registry import register_model
 
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.eval import scorer
-from loopjax.eval.batches import ScoringRequest
+from loopjax.eval.scorer import ScoringRequest
 from loopjax.generate import engine as generate
 from loopjax.generate import source
 from loopjax.generate import text as text_lib

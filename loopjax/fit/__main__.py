@@ -148,15 +148,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ranking(measured: Any, steps: int, file: str) -> None:
   """Prints what takes the time, and writes it to a file, if any."""
-  from loopjax.fit import ranking_report
+  from loopjax.fit import report
   from loopjax.run import workdir as workdir_lib
 
   if measured.ranking is None:
     return  # Not compiled.
   found = measured.ranking, measured.model_flops
-  print(f"\n{ranking_report.text(*found)}")
+  print(f"\n{report.ranking_table(*found)}")
   if file:
-    record = ranking_report.record(
+    record = report.ranking_record(
       *found, measured.memory, measured.traffic, steps
     )
     with writing(f"--json={file}"):

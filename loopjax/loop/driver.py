@@ -29,7 +29,6 @@ def run_loop(
   Args:
     step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
       its structure, shapes and dtypes.
-    carry: the initial carry.
     num_steps: K, static; "scan" also supports 0.
     kind: "scan" compiles one step and is differentiable in reverse mode;
       "unroll" compiles K copies and is differentiable; residuals are not

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import sharding
-from loopjax.kernels.widened import widened
+from loopjax.kernels.vocabulary import widened
 from loopjax.nn import linear, norm
 from loopjax.types import Array, Precision
 

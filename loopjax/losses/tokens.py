@@ -1,11 +1,25 @@
-"""Losses in nats, in float32."""
+"""Losses in nats, in float32.
 
-from typing import Any
+`token_loss` fuses logits and cross-entropy, by chunks of the vocabulary. It
+creates no array of all logits; the backward pass is written out. A running
+maximum and sum carry log sum exp from chunk to chunk (online softmax, arXiv
+1805.02867); the target's logit is in one of the chunks. The backward pass keeps
+h, that maximum and that sum, and recomputes the logits. With l = h W^T, p =
+softmax(l), and the cotangents g of the cross-entropy and z of the log
+normaliser,
+
+  dL/dl_v = (g + z) p_v - g [v = target]
+  dL/dh = sum_v dL/dl_v W[v],  dL/dW[v] = sum_h dL/dl_v h.
+"""
+
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from loopjax.losses.token_loss import token_loss, token_scores
+from loopjax.kernels import vocabulary
+from loopjax.kernels.vocabulary import product
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -15,6 +29,190 @@ from loopjax.types import (
   Precision,
   TokenScores,
 )
+
+
+class Options(NamedTuple):
+  """Static options.
+
+  Attributes:
+    num_tokens: real tokens, which come first in the vocabulary.
+    num_chunks: n.
+  """
+
+  num_tokens: int
+  num_chunks: int
+
+
+class Sums(NamedTuple):
+  """Running sums of a pass over the chunks, for each token.
+
+  Attributes:
+    top: the largest logit so far. total: sum of exp(logit - top).
+    picked: the target's logit; 0 until its chunk.
+  """
+
+  top: Array
+  total: Array
+  picked: Array
+
+
+@jax.named_scope("read_out")
+def token_loss(
+  hidden: Array,
+  table: Array,
+  targets: Array,
+  *,
+  num_padding_tokens: int = 0,
+  chunk_size: int = vocabulary.CHUNK_SIZE,
+) -> tuple[Array, Array]:
+  """-log softmax(h W^T)[target] per token, and log sum exp h W^T.
+
+  A z-loss keeps the latter small (PaLM, arXiv 2204.02311, section 5). Products
+  do not convert their inputs and accumulate in float32; the softmax is in
+  float32. Supports reverse mode only.
+
+  Args:
+    hidden: h [..., D].
+    table: W [V, D], one row per token, in h's dtype: the embedding table if
+      they are tied, else a separate read-out.
+    targets: int [...], in 0 .. V - 1.
+    num_padding_tokens: the last ids are not real tokens. Their logits are
+      MASKED_LOGIT and their probability 0. As targets they cost 1e9 nats, which
+      a weight of zero removes, and have no gradient.
+    chunk_size: no array is larger than [..., chunk_size] or the table.
+
+  Returns:
+    Two arrays [...] in nats, in float32, or float64 for float64 inputs.
+  """
+  folded, options = _folded(table, num_padding_tokens, chunk_size)
+  return _token_loss(hidden, folded, targets, options)
+
+
+@jax.named_scope("read_out")
+def token_scores(
+  hidden: Array,
+  table: Array,
+  targets: Array,
+  *,
+  num_padding_tokens: int = 0,
+  chunk_size: int = vocabulary.CHUNK_SIZE,
+) -> tuple[Array, Array]:
+  """-log softmax(h W^T)[target] per token, and the most likely token.
+
+  Arguments as in `token_loss`. One pass over the vocabulary's chunks; no
+  gradient.
+
+  Returns:
+    Two arrays [...]: nats, in float32, or float64 for float64 inputs; ids i32,
+    the first one in case of a tie.
+  """
+  folded, options = _folded(table, num_padding_tokens, chunk_size)
+  unknown = jnp.int32(folded.shape[0] * options.num_chunks)
+
+  def step(chunk: Array, carry: tuple[Sums, Array]) -> tuple[Sums, Array]:
+    before, best = carry
+    logits, ids = _logits(hidden, folded, chunk, options)
+    sums = _add(before, logits, ids, targets)
+    is_top = logits == sums.top[..., None]
+    first = jnp.min(jnp.where(is_top, ids, unknown), axis=-1)
+    # `first` is valid only if this chunk has the largest logit so far.
+    first = jnp.where(sums.top > before.top, first, jnp.minimum(first, best))
+    return sums, first
+
+  start = _empty(hidden, targets), jnp.full(targets.shape, unknown)
+  sums, best = jax.lax.fori_loop(0, options.num_chunks, step, start)
+  return _losses(sums)[0], best
+
+
+def _folded(
+  table: Array, num_padding_tokens: int, chunk_size: int
+) -> tuple[Array, Options]:
+  """The table, folded into chunks of at most `chunk_size` tokens."""
+  num_chunks = vocabulary.num_chunks(len(table), chunk_size)
+  options = Options(len(table) - num_padding_tokens, num_chunks)
+  return vocabulary.fold(table, num_chunks), options
+
+
+def _logits(
+  hidden: Array, folded: Array, chunk: Array, options: Options
+) -> tuple[Array, Array]:
+  """Logits [..., C] of a chunk, and ids; MASKED_LOGIT for padding tokens."""
+  logits, ids = vocabulary.logits(hidden, folded, chunk)
+  real = ids < options.num_tokens
+  return jnp.where(real, logits, vocabulary.MASKED_LOGIT), ids
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _token_loss(
+  hidden: Array, folded: Array, targets: Array, options: Options
+) -> tuple[Array, Array]:
+  """`token_loss` with a folded table."""
+  return _forward(hidden, folded, targets, options)[0]
+
+
+def _empty(hidden: Array, targets: Array) -> Sums:
+  """The sums before the first chunk."""
+  wide = jnp.promote_types(jnp.float32, hidden.dtype)
+  return Sums(
+    jnp.full(targets.shape, -jnp.inf, wide),
+    jnp.zeros(targets.shape, wide),
+    jnp.zeros(targets.shape, wide),
+  )
+
+
+def _add(sums: Sums, logits: Array, ids: Array, targets: Array) -> Sums:
+  """The sums updated with the logits [..., C] of a chunk."""
+  top, total, picked = sums
+  higher = jnp.maximum(top, jnp.max(logits, axis=-1))
+  weights = jnp.exp(logits - higher[..., None])
+  total = total * jnp.exp(top - higher) + jnp.sum(weights, axis=-1)
+  found = jnp.where(ids == targets[..., None], logits, 0)
+  return Sums(higher, total, picked + jnp.sum(found, axis=-1))
+
+
+def _losses(sums: Sums) -> tuple[Array, Array]:
+  """Cross-entropy and log normaliser."""
+  top, total, picked = sums
+  log_total = jnp.log(total)
+  # Subtract from the maximum first: top + log_total would round away the loss
+  # of an almost certain token.
+  return (top - picked) + log_total, top + log_total
+
+
+def _forward(hidden, folded, targets, options):
+  def step(chunk, sums):
+    return _add(sums, *_logits(hidden, folded, chunk, options), targets)
+
+  sums = jax.lax.fori_loop(0, options.num_chunks, step, _empty(hidden, targets))
+  return _losses(sums), (hidden, folded, targets, sums.top, sums.total)
+
+
+def _backward(options, residuals, cotangents):
+  hidden, folded, targets, top, total = residuals
+  d_loss, d_normaliser = cotangents
+  factor = ((d_loss + d_normaliser) / total)[..., None]
+
+  def step(chunk, carry):
+    d_hidden, d_folded = carry
+    logits, ids = _logits(hidden, folded, chunk, options)
+    # Not exp(logits - log sum exp): a large sum would round the difference.
+    d_logits = factor * jnp.exp(logits - top[..., None])
+    is_target = ids == targets[..., None]
+    d_logits -= jnp.where(is_target, d_loss[..., None], 0)
+    # The logit of a padding id is a constant, even if the id is a target.
+    d_logits = jnp.where(ids < options.num_tokens, d_logits, 0)
+    d_logits = d_logits.astype(hidden.dtype)
+    rows = vocabulary.rows(folded, chunk)
+    d_hidden += product("...v,vd->...d", d_logits, rows)
+    d_rows = product("...v,...d->vd", d_logits, hidden)
+    return d_hidden, vocabulary.put_rows(d_folded, d_rows, chunk)
+
+  start = jnp.zeros(hidden.shape, top.dtype), jnp.zeros_like(folded)
+  d_hidden, d_folded = jax.lax.fori_loop(0, options.num_chunks, step, start)
+  return d_hidden.astype(hidden.dtype), d_folded, None
+
+
+_token_loss.defvjp(_forward, _backward)
 
 
 def token_cross_entropy(logits: Array, targets: Array) -> Array:

@@ -16,8 +16,8 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.data.multihop import chains, language, task, words
-from loopjax.data.multihop.config import Config
+from loopjax.data.multihop import chains, language, task
+from loopjax.data.multihop.task import Config
 from loopjax.errors import UserError, similar
 from loopjax.play.page import Inspection, Inspector, facts
 from loopjax.saved import trained
@@ -133,11 +133,11 @@ def names_of(config: Config) -> list[str]:
     for token in range(config.vocabulary.padding)
   ]
   num, relations = config.vocabulary.num_entities, config.num_relations
-  if config.format != "symbolic" or num > len(words.NAMES):
+  if config.format != "symbolic" or num > len(language.NAMES):
     return symbols
-  if relations > len(words.RELATIONS):
+  if relations > len(language.RELATIONS):
     return symbols
-  return [*words.NAMES[:num], *words.RELATIONS[:relations]]
+  return [*language.NAMES[:num], *language.RELATIONS[:relations]]
 
 
 def parse(

@@ -8,16 +8,16 @@ that takes the family's or task's own `Config` or `Model` has the type Any here.
 """
 
 from loopjax.protocols.families import AnyTeacher as AnyTeacher
+from loopjax.protocols.families import ByDepth as ByDepth
 from loopjax.protocols.families import Dataclass as Dataclass
+from loopjax.protocols.families import Exits as Exits
 from loopjax.protocols.families import Family as Family
+from loopjax.protocols.families import HasPlaces as HasPlaces
+from loopjax.protocols.families import HasSpan as HasSpan
 from loopjax.protocols.families import MakeModel as MakeModel
 from loopjax.protocols.families import Model as Model
 from loopjax.protocols.families import ModelConfig as ModelConfig
+from loopjax.protocols.families import Reading as Reading
 from loopjax.protocols.families import Teacher as Teacher
-from loopjax.protocols.reading import ByDepth as ByDepth
-from loopjax.protocols.reading import Exits as Exits
-from loopjax.protocols.reading import HasPlaces as HasPlaces
-from loopjax.protocols.reading import HasSpan as HasSpan
-from loopjax.protocols.reading import Reading as Reading
 from loopjax.protocols.registry import Registry as Registry
 from loopjax.protocols.tasks import Task as Task

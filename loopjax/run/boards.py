@@ -140,7 +140,6 @@ def open_all(
   """The boards of a run; only process 0 has any.
 
   Args:
-    workdir: the run's work directory.
     start_step: step from which it resumes.
     wandb_project: Weights & Biases project; "" for none.
     config: settings to record in the project.

@@ -36,7 +36,6 @@ class Writer:
     """Opens the files.
 
     Args:
-      workdir: the run's work directory.
       num_steps: number of training steps of the run.
       start_step: step from which it resumes.
       scored_again: whether the run will evaluate at this step.

@@ -43,7 +43,6 @@ def export(
   """Makes an entry of a complete run; returns its folder.
 
   Args:
-    workdir: the run's work directory.
     name: the name of the entry.
     about: what the model does, in a sentence or two, for its card.
     dtype: of the stored parameters, a key of DTYPES.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.analysis.multihop import instrumented, patching, questions
+from loopjax.analysis.multihop import instrumented, interventions, questions
 from loopjax.data.multihop import task
 from loopjax.types import Output
 
@@ -30,7 +30,7 @@ def make_questions(config=CONFIG, num=0):
 
 def make_table(config=CONFIG):
   """Tail entities by head and relation, int [2 E, R]."""
-  return patching.fact_table(task.make_graph(config), config.num_relations)
+  return interventions.fact_table(task.make_graph(config), config.num_relations)
 
 
 class Composer:

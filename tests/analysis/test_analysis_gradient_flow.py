@@ -12,7 +12,7 @@ from flax import nnx
 from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
-from loopjax.analysis import gradient_flow, jacobians
+from loopjax.analysis import gradient_flow
 from loopjax.analysis.plots import draw
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -38,8 +38,8 @@ def model_of(name, bias=0.0, **changes):
 @crossing("name", ["melt", "looped"], manual=("looped",))
 def test_numbers_are_those_of_dense_jacobians(name):
   model = model_of(name)
-  found = jacobians.measure(model, TOKENS, COUNT, TARGETS)
-  loops = jacobians.recurrence(model, TOKENS, COUNT)
+  found = gradient_flow.measure(model, TOKENS, COUNT, TARGETS)
+  loops = gradient_flow.recurrence(model, TOKENS, COUNT)
   step = jax.jit(loops.step)
   state, dense = loops.start, []
   for t in range(LOOPS):
@@ -73,7 +73,7 @@ def test_numbers_are_those_of_dense_jacobians(name):
 def test_the_last_state_is_what_is_read_out(name):
   """The loops over a last token are those of the full forward pass."""
   model = model_of(name)
-  loops = jacobians.recurrence(model, TOKENS, COUNT)
+  loops = gradient_flow.recurrence(model, TOKENS, COUNT)
   step, state = jax.jit(loops.step), loops.start
   for t in range(LOOPS):
     state = step(state, t)[0]
@@ -94,8 +94,8 @@ def test_numbers_are_means_over_texts_and_shares_of_gates(monkeypatch):
       random.integers(0, 8, (2, 2, 3, 4))
     ],
   }
-  monkeypatch.setattr(jacobians, "_of_texts", lambda *_: found)
-  got = jacobians.measure(None, TOKENS, np.array([6, 4, 2]), TARGETS)
+  monkeypatch.setattr(gradient_flow, "_of_texts", lambda *_: found)
+  got = gradient_flow.measure(None, TOKENS, np.array([6, 4, 2]), TARGETS)
   keep = found["keep"].reshape(2, -1)
   assert got == {
     "family": "melt",
@@ -126,7 +126,7 @@ def test_saturated_gates_pass_everything_or_nothing():
   """Proposition E.1: z = 1 gives a radius of 1, z = 0 of 0."""
   for bias, radius, part in ((50.0, 1.0, "kept"), (-50.0, 0.0, "replaced")):
     model = model_of("melt", bias=bias)
-    found = jacobians.measure(model, TOKENS, COUNT, TARGETS)
+    found = gradient_flow.measure(model, TOKENS, COUNT, TARGETS)
     np.testing.assert_allclose(found["latent"], [radius] * 2, atol=1e-4)
     np.testing.assert_allclose(found["gate"]["mean"], [radius] * 2, atol=1e-4)
     assert found["gate"][part] == [1.0, 1.0]
@@ -135,7 +135,7 @@ def test_saturated_gates_pass_everything_or_nothing():
 @pytest.mark.long
 @crossing("gate", ["scalar", "ema"], manual=("ema",))
 def test_a_gate_that_all_features_share_scales_them_all(gate):
-  found = jacobians.measure(
+  found = gradient_flow.measure(
     model_of("melt", model__gate=gate), TOKENS, COUNT, TARGETS
   )
   assert len(found["gate"]["mean"]) == len(found["latent"]) == LOOPS - 1
@@ -176,7 +176,7 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
     return {"family": "melt", **one, "latent": [], "gate": gate}
 
   monkeypatch.setattr(trained, "read", read)
-  monkeypatch.setattr(jacobians, "measure", measure)
+  monkeypatch.setattr(gradient_flow, "measure", measure)
   runs = [str(tmp_path / name) for name in ("melt", "looped")]
   assert gradient_flow.main([*runs, "--texts=4"]) == 0
   files = sorted((tmp_path / "melt" / "analysis").iterdir())

@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from loopjax.analysis.plots import curves, depth, draw
+from loopjax.analysis.loops import depth
+from loopjax.analysis.plots import curves, draw
 
 _SPLITS = (
   "train_atom",

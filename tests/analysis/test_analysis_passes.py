@@ -2,7 +2,6 @@
 
 import pytest
 
-from loopjax.analysis.loops import passes
 from loopjax.analysis.plots import curves, draw
 
 
@@ -35,7 +34,7 @@ def lines(axes):
 
 
 def test_every_pass_and_every_memory_layer_has_its_line(tmp_path, drawn):
-  (path,) = passes.draw_passes([row(1), row(2)], tmp_path)
+  (path,) = curves.draw_passes([row(1), row(2)], tmp_path)
   assert path.exists()
   fast, hidden, retention = drawn[0].axes
   assert lines(fast) == {"pass 1": [1, 2], "pass 2": [2, 3]}
@@ -47,7 +46,7 @@ def test_every_pass_and_every_memory_layer_has_its_line(tmp_path, drawn):
 
 
 def test_nothing_is_drawn_of_other_models(tmp_path):
-  assert passes.draw_passes([{"step": 1, "split": "train"}], tmp_path) == []
+  assert curves.draw_passes([{"step": 1, "split": "train"}], tmp_path) == []
 
 
 def test_every_group_has_its_loss(tmp_path, drawn):

@@ -9,7 +9,7 @@ import pytest
 from multihop_models import LENGTH, STATE, TOKENS, model_of
 from tests_support import by_size, crossing
 
-from loopjax.analysis.multihop import edits
+from loopjax.analysis.multihop import instrumented
 
 TARGETS = jnp.array([4, 7, 11])
 POSITIONS = jnp.array([1, 2, 1])
@@ -18,8 +18,8 @@ POSITIONS = jnp.array([1, 2, 1])
 def test_norms_of_equation_3():
   vectors, states = jax.random.normal(jax.random.key(0), (2, 5, 8))
   scaled = {
-    kind: edits.at_scale(vectors, 7 * states, kind, lambda x: x + 1)
-    for kind in edits.NORMS
+    kind: instrumented.at_scale(vectors, 7 * states, kind, lambda x: x + 1)
+    for kind in instrumented.NORMS
   }
   rms = np.sqrt(np.mean(np.asarray(vectors) ** 2, -1, keepdims=True))
   np.testing.assert_allclose(scaled["rms"], vectors / rms, rtol=1e-5)
@@ -40,7 +40,7 @@ def test_a_blend_is_between_these_loops_at_these_positions_alone():
   here = jnp.arange(LENGTH)[None] == POSITIONS[:, None]
 
   def blend(k, alpha, loop=2):
-    return edits.blend(
+    return instrumented.blend(
       state,
       jnp.asarray(k),
       loop=jnp.asarray(loop),
@@ -89,12 +89,12 @@ def test_the_next_loop_starts_from_the_edited_state(name, loop):
       TOKENS, num_loops=num_loops, trace=("hidden", state), edit=edit
     )
 
-  normed = edits.at_scale(table[TARGETS], None, "rms", None)
+  normed = instrumented.at_scale(table[TARGETS], None, "rms", None)
 
   def edited(params, alpha):
     here = jnp.arange(LENGTH)[None] == POSITIONS[:, None]
     edit = functools.partial(
-      edits.blend, loop=loop, here=here, alpha=alpha, vectors=normed
+      instrumented.blend, loop=loop, here=here, alpha=alpha, vectors=normed
     )
     return run(params, edit)
 

@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 
 from loopjax.analysis.multihop import (
-  edits,
-  effects,
   figures,
+  instrumented,
   interventions,
-  patching,
   readings,
   rows,
 )
@@ -109,9 +107,9 @@ def test_effects(drawn, tmp_path):
   observed = model.observe(question_set)
   (place,) = interventions.places(question_set, 3, 2)
   found = interventions.sweep(model, question_set, observed, place)
-  effects.draw_interventions(found, tmp_path)
+  figures.draw_interventions(found, tmp_path)
   shown = panels(drawn["intervention_loop2.png"])
-  assert len(shown) == len(edits.NORMS) * len(interventions.TARGETS)
+  assert len(shown) == len(instrumented.NORMS) * len(interventions.TARGETS)
   line = rows.select(
     found, "intervention", split="train_3", norm="rms", target="bridge"
   )
@@ -122,7 +120,7 @@ def test_effects(drawn, tmp_path):
   assert list(data) == ["train_3", "test_id_3", "test_ood_3"]
   model = examples.instrument()
   observed = model.observe(question_set)
-  patched, _ = patching.patch(
+  patched, _ = interventions.patch(
     model,
     question_set,
     observed,
@@ -130,7 +128,7 @@ def test_effects(drawn, tmp_path):
     examples.make_table(),
     2 * examples.CONFIG.num_entities,
   )
-  effects.draw_patching(patched, tmp_path)
+  figures.draw_patching(patched, tmp_path)
   shown = panels(drawn["patching.png"])
   assert len(shown) == 2
   for title, implied in (

@@ -12,7 +12,7 @@ from flax import nnx
 from multihop_models import PADDING, STATE, TOKENS, model_of
 from tests_support import by_size, crossing
 
-from loopjax.analysis.multihop import edits, instrumented, readings
+from loopjax.analysis.multihop import instrumented, readings
 from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 
@@ -46,9 +46,9 @@ def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
   np.testing.assert_allclose(
     states, trace[1][np.arange(3), positions], atol=1e-4
   )
-  for kind in edits.NORMS:
+  for kind in instrumented.NORMS:
     vectors = probed.embed(np.asarray(TARGETS), states, kind)
-    expected = edits.at_scale(
+    expected = instrumented.at_scale(
       table[TARGETS], jnp.asarray(states), kind, model.final_norm
     )
     np.testing.assert_allclose(vectors, expected, rtol=1e-5)

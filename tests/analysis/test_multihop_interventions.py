@@ -4,7 +4,7 @@ import multihop_examples as examples
 import numpy as np
 import pytest
 
-from loopjax.analysis.multihop import edits, interventions, rows
+from loopjax.analysis.multihop import instrumented, interventions, rows
 
 
 def test_places_are_where_bridges_can_be_known():
@@ -62,7 +62,9 @@ def test_a_weak_bridge_is_helped_by_its_embedding():
     expected = reads * shares[row["target"]]
     assert row["accuracy"] == pytest.approx(expected), row
     assert (row["loop"], row["position"]) == (2, 2)
-  assert len(found) == 3 * 3 * len(edits.NORMS) * len(interventions.ALPHAS)
+  assert len(found) == 3 * 3 * len(instrumented.NORMS) * len(
+    interventions.ALPHAS
+  )
 
 
 @pytest.mark.long
@@ -106,7 +108,7 @@ def test_targets_are_of_the_loop_and_position_that_are_edited():
     "bridge": question_set.entities[place.rows, 2],
     "random_entity": question_set.random_entity[place.rows],
   }
-  wanted = [(k, t) for t in interventions.TARGETS for k in edits.NORMS]
+  wanted = [(k, t) for t in interventions.TARGETS for k in instrumented.NORMS]
   for (kind, target), (got_kind, got) in zip(wanted, embedded, strict=True):
     assert kind == got_kind
     assert np.array_equal(got, expected[target])

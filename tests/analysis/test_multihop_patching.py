@@ -4,7 +4,7 @@ import multihop_examples as examples
 import numpy as np
 import pytest
 
-from loopjax.analysis.multihop import interventions, patching, rows
+from loopjax.analysis.multihop import interventions, rows
 from loopjax.data.multihop import task
 
 NUM_ENTITIES = 2 * examples.CONFIG.num_entities
@@ -26,7 +26,7 @@ def test_relations_are_followed_where_facts_exist():
   rng = np.random.default_rng(1)
   entities = rng.integers(0, NUM_ENTITIES, 200)
   relations = rng.integers(0, examples.CONFIG.num_relations, (200, 2))
-  got = patching.follow(table, entities, relations)
+  got = interventions.follow(table, entities, relations)
   for entity, (first, second), tail in zip(
     entities.tolist(), relations.tolist(), got.tolist(), strict=True
   ):
@@ -47,7 +47,7 @@ def test_pairs_qualify_and_are_counted():
     question_set.answers[members],
   )
   relations = question_set.relations[members, 1:2] - NUM_ENTITIES
-  pairs = patching.make_pairs(
+  pairs = interventions.make_pairs(
     table, bridges, relations, answers, np.random.default_rng(0)
   )
   facts, num, qualified = facts_by_name(), len(members), 0
@@ -75,7 +75,7 @@ def test_pairs_qualify_and_are_counted():
 
 def test_only_some_candidates_are_examined():
   num = 200
-  pairs = patching.make_pairs(
+  pairs = interventions.make_pairs(
     np.array([[1], [0]]),
     np.arange(num) % 2,
     np.zeros((num, 1), int),
@@ -94,7 +94,7 @@ def test_a_model_that_composes_follows_the_donors_bridge(loop):
   question_set, model = examples.make_questions(), examples.instrument()
   observed = model.observe(question_set)
   (place,) = interventions.places(question_set, 3, loop)
-  found, notes = patching.patch(
+  found, notes = interventions.patch(
     model, question_set, observed, place, examples.make_table(), NUM_ENTITIES
   )
   assert notes == []
@@ -118,7 +118,7 @@ def test_what_stays_is_the_answer_of_the_model():
   model = examples.instrument(strength=0.1)
   observed = model.observe(question_set)
   (place,) = interventions.places(question_set, 3, 1)
-  found, _ = patching.patch(
+  found, _ = interventions.patch(
     model, question_set, observed, place, examples.make_table(), NUM_ENTITIES
   )
   assert len(found) == 2 * 6  # Patched and control, of every split.
@@ -134,7 +134,7 @@ def test_patching_a_question_with_itself_changes_nothing():
   before = observed.prediction[members, -1, question_set.last[members]]
   own = np.arange(len(members))
   for donor, same in ((own, True), (0 * own - 1, True), (own[::-1], False)):
-    after = patching.patched_answers(
+    after = interventions.patched_answers(
       model, question_set, members, donor, 2, np.full(len(members), 2)
     )
     assert np.array_equal(before, after) == same
@@ -145,7 +145,7 @@ def test_splits_without_a_pair_are_named():
   question_set, model = examples.make_questions(), examples.instrument()
   observed = model.observe(question_set)
   (place,) = interventions.places(question_set, 3, 2)
-  found, notes = patching.patch(
+  found, notes = interventions.patch(
     model,
     question_set,
     observed,

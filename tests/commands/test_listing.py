@@ -6,7 +6,7 @@ import pytest
 from tests_support import CONFIGS, ROOT, namespace
 
 import loopjax
-from loopjax.commands import listing
+from loopjax.commands import describe
 from loopjax.config import presets
 from loopjax.run import machine
 
@@ -18,17 +18,17 @@ def two_cores(monkeypatch):
 
 def test_every_preset_of_every_config_is_listed(monkeypatch):
   monkeypatch.chdir(ROOT)
-  _, *paragraphs = listing.listing().split("\n\nconfigs/")
+  _, *paragraphs = describe.listing().split("\n\nconfigs/")
   assert [p.partition(".py: ")[0] for p in paragraphs] == CONFIGS
   for name, paragraph in zip(CONFIGS, paragraphs, strict=True):
     for preset in namespace(name)["PRESETS"]:
       assert f"\n  :{preset:8} " in paragraph
-  assert max(len(line) for line in listing.listing().splitlines()) <= 80
+  assert max(len(line) for line in describe.listing().splitlines()) <= 80
 
 
 def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
   monkeypatch.chdir(ROOT)
-  lines = listing.listing().partition("configs/sudoku_utm.py")[2].splitlines()
+  lines = describe.listing().partition("configs/sudoku_utm.py")[2].splitlines()
   assert lines[0].startswith(": UTM on Sudoku: memory tokens")
   tiny, paper = (
     next(line for line in lines if line.startswith(f"  :{name}"))
@@ -56,7 +56,7 @@ def test_a_wheel_has_the_configs(monkeypatch, tmp_path):
     place.dist = metadata.PathDistribution(tmp_path / "site-packages" / "x")
   monkeypatch.setattr(metadata, "files", {"loopjax": places}.get)
   assert presets.folder() == folder
-  assert "\nconfigs/sudoku_utm.py: " in listing.listing()
+  assert "\nconfigs/sudoku_utm.py: " in describe.listing()
   monkeypatch.chdir(tmp_path)
   there = f"{folder}/sudoku_utm.py"
   assert presets.located("sudoku_utm:nine,x=1") == f"{there}:nine,x=1"

@@ -15,8 +15,7 @@ from eval_examples import LENGTH, choices, make_run, texts, write
 from loopjax.errors import UserError
 from loopjax.eval import __main__ as entry
 from loopjax.eval import bits_per_byte, requests
-from loopjax.eval.batches import ScoringRequest
-from loopjax.eval.scorer import Scorer
+from loopjax.eval.scorer import Scorer, ScoringRequest
 from loopjax.saved import language_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")

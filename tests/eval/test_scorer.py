@@ -16,8 +16,7 @@ from tests_support import array_sizes, by_size, crossing
 
 from loopjax.errors import UserError
 from loopjax.eval import scorer as scorer_lib
-from loopjax.eval.batches import ScoringRequest, WindowBatch
-from loopjax.eval.scorer import Scorer
+from loopjax.eval.scorer import Scorer, ScoringRequest, WindowBatch
 
 TEXT = "The loop ends when every token has halted. Then the next one begins."
 REQUESTS = [

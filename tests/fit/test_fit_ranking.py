@@ -12,7 +12,7 @@ from tests_support import ROOT
 
 from loopjax.errors import UserError
 from loopjax.fit import __main__ as fit_main
-from loopjax.fit import ranking, ranking_report
+from loopjax.fit import ranking, report
 from loopjax.fit.counts import hlo, traffic
 from loopjax.fit.ranking import PARTS, REST
 
@@ -184,7 +184,7 @@ def test_parts_are_scopes_of_the_package():
 
 def test_the_report_says_that_it_is_a_ranking_and_no_time():
   got = rank(ranking_examples.GPU)
-  text = ranking_report.text(got, 1e6)
+  text = report.ranking_table(got, 1e6)
   first, launches, _, products, least, *rest = text.splitlines()
   assert first.endswith("by its roofline (not a time)")
   assert launches == "  launches  13"
@@ -194,14 +194,14 @@ def test_the_report_says_that_it_is_a_ranking_and_no_time():
   assert "  1 x mosaic_gpu_v2: products not counted" in rest
   assert "  1 x all-gather overlapping other work" in rest
   assert rest[-1].endswith(", share of all products: none")
-  tpu = ranking_report.text(rank(ranking_examples.TPU, "v5e"), 1e6)
+  tpu = report.ranking_table(rank(ranking_examples.TPU, "v5e"), 1e6)
   assert tpu.splitlines()[-1].split() == ["100.00%", "3.277e-08", "TFLOP",
                                           "fusion"]  # fmt: skip
 
 
 def test_json_has_what_was_counted():
   got = rank(ranking_examples.TPU, "v5e")
-  record = ranking_report.record(got, 1e3, {"peak": 5}, None, 1)
+  record = report.ranking_record(got, 1e3, {"peak": 5}, None, 1)
   record = json.loads(json.dumps(record))
   assert record["total"]["flops"] == {"bf16": 0, "tf32": 0, "f32": 32768}
   assert record["parts"]["gate"]["launches"] == 1
@@ -226,7 +226,7 @@ def test_a_loop_whose_length_is_not_known_is_named_and_bounds_nothing():
   compiled = jax.jit(run).lower(jnp.ones((8, 8)), jnp.int32(3)).compile()
   got = rank(compiled.as_text(), "h200")
   assert len(got.unknown) == 1
-  text = ranking_report.text(got, 1e6)
+  text = report.ranking_table(got, 1e6)
   assert "counted once" in text and "utilisation" not in text
-  known = ranking_report.text(rank(ranking_examples.GPU), 1e6)
+  known = report.ranking_table(rank(ranking_examples.GPU), 1e6)
   assert "counted once" not in known and "utilisation at most" in known

@@ -30,7 +30,7 @@ from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import Scheduler
-from loopjax.losses.token_loss import token_scores
+from loopjax.losses.tokens import token_scores
 
 GREEDY = Sampling(temperature=0)
 

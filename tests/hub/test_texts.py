@@ -13,8 +13,7 @@ import texts_examples as examples
 import loopjax
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.eval.batches import ScoringRequest
-from loopjax.eval.scorer import Scorer
+from loopjax.eval.scorer import Scorer, ScoringRequest
 from loopjax.generate import chat, source
 from loopjax.generate import text as text_lib
 from loopjax.generate.requests import GenerationRequest

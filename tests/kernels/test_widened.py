@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend import core as jax_core
 
-from loopjax.kernels.widened import widened
+from loopjax.kernels.vocabulary import widened
 
 
 def operands(dtype):

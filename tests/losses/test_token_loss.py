@@ -11,7 +11,7 @@ import vocabulary_examples
 from tests_support import array_sizes
 from vocabulary_examples import FAST, HIDDEN, ROWS, assert_close, compiled, like
 
-from loopjax.losses.token_loss import token_loss, token_scores
+from loopjax.losses.tokens import token_loss, token_scores
 
 WIDTH = 12
 CASES = {

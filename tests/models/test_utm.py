@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from tests_support import crossing
 
-from loopjax.analysis.loops.attention import quadrants
+from loopjax.analysis.plots.maps import quadrants
 from loopjax.models import utm
 from loopjax.nn import attention, rope
 from loopjax.types import LoopOptions, TaskSpec

@@ -13,7 +13,7 @@ import pytest
 from tests_support import load_config, namespace
 
 from loopjax.analysis import figures
-from loopjax.data.gsm import floors as gsm_floors
+from loopjax.data.gsm import task as gsm_task
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
 from loopjax.report import card, grouping, page, plots, table, tables
@@ -656,7 +656,7 @@ def test_floors_of_word_problems_stand_beside_the_papers_numbers(tmp_path):
   data = {
     f"floor/{rule}/operations={number}": value
     for number, found in values.items()
-    for rule, value in zip(gsm_floors.RULES, found, strict=True)
+    for rule, value in zip(gsm_task.RULES, found, strict=True)
   }
   make_run(tmp_path / items[0].slug, items[0].config, 0.5, data=data)
   text = written(tmp_path)[1].read_text()
@@ -666,7 +666,7 @@ def test_floors_of_word_problems_stand_beside_the_papers_numbers(tmp_path):
   assert "right by a simple rule, %: lone constant" in text
   assert "1: 12.5, 2: 18.8" in text
   assert "1: 6.2, 2: 25.0" in text
-  assert sleep.FLOORS == gsm_floors.RULES
+  assert sleep.FLOORS == gsm_task.RULES
   column = sleep.GSM.sweeps["passes"].columns[1]
   assert column.value({}, {"data": data}) == 25.0
   assert column.value({}, {"data": {}}) is None

@@ -18,8 +18,7 @@ from tests_support import ROOT
 
 import loopjax.serve
 from loopjax.errors import UserError
-from loopjax.eval.batches import ScoringRequest
-from loopjax.eval.scorer import Scorer
+from loopjax.eval.scorer import Scorer, ScoringRequest
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling

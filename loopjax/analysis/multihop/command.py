@@ -6,11 +6,9 @@ import pathlib
 
 from loopjax import config as config_lib
 from loopjax.analysis.multihop import (
-  effects,
   figures,
   instrumented,
   interventions,
-  patching,
   questions,
   readings,
   rows,
@@ -158,13 +156,15 @@ def _edit(
 ) -> tuple[list[rows.Row], list[str]]:
   """Interventions and patching: (rows, a line for each skipped analysis)."""
   config = task_config(run.settings)
-  table = patching.fact_table(task.make_graph(config), config.num_relations)
+  table = interventions.fact_table(
+    task.make_graph(config), config.num_relations
+  )
   found, notes = [], []
   for place in interventions.places(
     question_set, model.num_loops, loop, position
   ):
     found += interventions.sweep(model, question_set, observed, place)
-    patched, left_out = patching.patch(
+    patched, left_out = interventions.patch(
       model, question_set, observed, place, table, 2 * config.num_entities
     )
     found += patched
@@ -210,8 +210,8 @@ def _write(
     *stages,
     *figures.draw_lens(found, output),
     *figures.draw_cosines(found, output),
-    *effects.draw_interventions(found, output),
-    *effects.draw_patching(found, output),
+    *figures.draw_interventions(found, output),
+    *figures.draw_patching(found, output),
     *figures.draw_role_exposure(found, output),
   ]
   print("", *notes, "", path, *pictures, sep="\n")

@@ -1,4 +1,4 @@
-"""The only module of the analysis that runs the model."""
+"""The only module of the analysis that runs the model, and edits its states."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,10 +9,70 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax.analysis.multihop import edits, lens
+from loopjax.analysis.multihop import lens
 from loopjax.analysis.multihop.questions import Questions
+from loopjax.nn import norm
 from loopjax.saved import trained
 from loopjax.types import Array
+
+# Norms of equation 3, which the paper does not specify; "rms" gives unit scale,
+# like the states of a loop that ends in a norm.
+NORMS = ("rms", "match_hidden", "final_norm")
+_EPSILON = 1e-6
+
+
+def at_scale(
+  vectors: Array,
+  states: Array,
+  kind: str,
+  final_norm: Callable[[Array], Array],
+) -> Array:
+  """Norm(W[b]) of DiscoLoop's equation 3.
+
+  Args:
+    vectors: W[b], f32 [..., D].
+    states: H, the states to replace, f32 [..., D].
+    kind: one of NORMS: the RMS norm without a gain, W[b] scaled to the length
+      of H, or the model's trained norm with its gain.
+    final_norm: the model's trained norm.
+
+  Returns:
+    f32 [..., D].
+  """
+  if kind == "rms":
+    return norm.rms_normalise(vectors, _EPSILON)
+  if kind == "final_norm":
+    return final_norm(vectors)
+  assert kind == "match_hidden", kind
+  wanted = jnp.linalg.norm(states, axis=-1, keepdims=True)
+  length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+  return vectors * (wanted / jnp.maximum(length, _EPSILON))
+
+
+def blend(
+  state: Array,
+  k: Array,
+  *,
+  loop: Array,
+  here: Array,
+  alpha: Array,
+  vectors: Array,
+) -> Array:
+  """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
+
+  Args:
+    state: H, the state after loop k, f32 [B, T, D].
+    k: index of the loop from 0, i32 scalar.
+    loop: the loop after which to replace, from 1, i32 scalar.
+    here: positions to replace, bool [B, T].
+    alpha: f32 scalar. 0 keeps H, 1 replaces it entirely.
+    vectors: v of every example, f32 [B, D], finite.
+
+  Returns:
+    f32 [B, T, D].
+  """
+  blended = (1 - alpha) * state + alpha * vectors[:, None, :]
+  return jnp.where(here[:, :, None] & (k + 1 == loop), blended, state)
 
 
 class Observed(NamedTuple):
@@ -42,7 +102,7 @@ class InstrumentedModel(NamedTuple):
     passed_on: (inputs [n, T], loop, position int [n]) -> the input of the next
       loop at this position, f32 [n, D].
     embed: (token ids int [n], states f32 [n, D], kind) -> Norm(W[token]) of
-      equation 3, f32 [n, D]; see `edits.at_scale`.
+      equation 3, f32 [n, D]; see `at_scale`.
     answer: (inputs [n, T], last int [n], loop, position int [n], alpha, vectors
       f32 [n, D]) -> the argmax at `last`, int [n], if the state after this loop
       at `position` becomes (1 - alpha) H + alpha v. One program serves all
@@ -99,7 +159,6 @@ def instrument(
     build: function from parameters to a model that has the call, the
       `token_embedding` and the `final_norm` of `models.looped.Model`; only
       `answer` needs the `edit` argument of the call.
-    params: the model's parameters.
     num_padding_tokens: ids at the end that are not real tokens.
     num_loops: K.
     batch_size: examples per device call.
@@ -121,7 +180,7 @@ def instrument(
     num_padding_tokens=num_padding_tokens,
   )
   passed_on = compiled(_passed_on, num_loops=num_loops, state=states[-1])
-  embed = {kind: compiled(_embed, kind=kind) for kind in edits.NORMS}
+  embed = {kind: compiled(_embed, kind=kind) for kind in NORMS}
   answer = compiled(_answer, num_loops=num_loops)
 
   def observe_questions(questions: Questions) -> Observed:
@@ -206,7 +265,7 @@ def _embed(
   """One batch of `embed`."""
   model = build(params)
   vectors = model.token_embedding.embedding[...][tokens]
-  return edits.at_scale(vectors, states, kind, model.final_norm)
+  return at_scale(vectors, states, kind, model.final_norm)
 
 
 def _answer(
@@ -223,7 +282,7 @@ def _answer(
 ) -> Array:
   """One batch of `answer`."""
   edit = functools.partial(
-    edits.blend,
+    blend,
     loop=loop,
     here=jnp.arange(inputs.shape[1])[None] == position[:, None],
     alpha=alpha,

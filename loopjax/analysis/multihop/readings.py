@@ -124,7 +124,6 @@ def _grid(
     analysis: name of the analysis.
     split: split of the questions.
     members: indices into `questions`, int [n].
-    questions: all questions.
     samples: values by metric, [n, K, T].
     hop: the entity after this hop; None for a control.
     entity: name of the control.

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from loopjax.analysis.multihop import edits, interventions, rows
+from loopjax.analysis.multihop import instrumented, interventions, rows
 from loopjax.commands import document
 
 _COSINES = (
@@ -136,7 +136,7 @@ def intervention(found: Sequence[rows.Row]) -> str:
     for first in sweep
     if first["alpha"] == alphas[0]
   ]
-  order = [(t, n) for t in interventions.TARGETS for n in edits.NORMS]
+  order = [(t, n) for t in interventions.TARGETS for n in instrumented.NORMS]
   lines.sort(key=lambda line: order.index((line[0], line[1])))
   header = ["target", "norm", "split", "after", "at"]
   return _table(

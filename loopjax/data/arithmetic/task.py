@@ -108,12 +108,7 @@ def make_dataset(
 
   The training stream repeats expressions; an evaluation has each once.
 
-  Args:
-    config: the task.
-    split: "train", an endless stream; "validation" or "test".
-    batch_size: global batch size, over all processes.
-    seed: seed of the training stream.
-    rows: the rows of every global batch that this process reads; all if None.
+  The arguments are `protocols.Task.make_dataset`'s.
 
   Returns:
     Batches of `abstract_batch`'s entries, padded in front, and in evaluation

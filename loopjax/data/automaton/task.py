@@ -170,12 +170,7 @@ def make_dataset(
   the default 2^96 examples no two are equal in practice; with few states of few
   cells, training contains examples of the other splits.
 
-  Args:
-    config: the task.
-    split: "train", an endless stream, "validation" or "test".
-    batch_size: global batch size, over all processes.
-    seed: seed of the training stream.
-    rows: the rows of every global batch that this process reads; all if None.
+  The arguments are `protocols.Task.make_dataset`'s.
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].

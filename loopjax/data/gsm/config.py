@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from loopjax import checks
-from loopjax.data.gsm import language, words
+from loopjax.data.gsm import language
 from loopjax.errors import UserError
 
 MAX_OPERATIONS = 8
@@ -14,7 +14,7 @@ NUM_DECOYS = 15
 # Every total has its own place. A problem has at most four totals: each costs
 # an operation, and one of its items another.
 NUM_TOTAL_PLACES = 1 + NUM_DECOYS
-_MAX_SIDE = min(words.NUM_ITEMS, words.NUM_PLACES - NUM_TOTAL_PLACES)
+_MAX_SIDE = min(language.NUM_ITEMS, language.NUM_PLACES - NUM_TOTAL_PLACES)
 
 
 @dataclasses.dataclass(frozen=True)

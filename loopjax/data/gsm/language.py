@@ -4,15 +4,88 @@ A quantity is "the barrels in Gullwick" or "all goods in Gullwick". A statement
 says that it equals a number, an unknown, or a function of one to three
 operands: "the barrels in Gullwick equal the ropes in Codmole plus 1 2 .".
 Numbers are digits without a leading zero.
+Three themes have words for the items counted and for their places.
 """
 
 import re
+import typing
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from loopjax.data.gsm import words
+
+class Theme(typing.NamedTuple):
+  """Words of a theme.
+
+  Attributes:
+    everything: the word for all items together.
+    items: 40 kinds of items.
+    places: 64 names of places.
+  """
+
+  everything: str
+  items: tuple[str, ...]
+  places: tuple[str, ...]
+
+
+def _compounds(starts: str, ends: str) -> tuple[str, ...]:
+  return tuple(start + end for start in starts.split() for end in ends.split())
+
+
+_HARBOURS = Theme(
+  "goods",
+  (
+    "anchors", "bales", "barrels", "beams", "bells", "bricks", "buckets",
+    "buoys", "cables", "candles", "carpets", "casks", "chains", "chests",
+    "compasses", "crates", "drums", "engines", "flags", "hammers", "hooks",
+    "kegs", "ladders", "lanterns", "masts", "nets", "oars", "pipes", "planks",
+    "pulleys", "ropes", "rudders", "sacks", "sails", "saws", "shovels", "tents",
+    "tiles", "whistles", "winches",
+  ),
+  _compounds(
+    "Gull Tern Cod Foam Tide Salt Keel Mast",
+    "wick haven mole quay ness port cove strand",
+  ),
+)  # fmt: skip
+
+_LIBRARIES = Theme(
+  "books",
+  (
+    "almanacs", "annuals", "atlases", "ballads", "catalogues", "chronicles",
+    "codices", "comics", "cookbooks", "diaries", "dictionaries", "digests",
+    "dramas", "elegies", "epics", "essays", "fables", "folios", "gazettes",
+    "glossaries", "grammars", "guidebooks", "handbooks", "hymnals", "journals",
+    "ledgers", "legends", "letters", "manuals", "manuscripts", "memoirs",
+    "monographs", "novels", "pamphlets", "psalters", "romances", "sagas",
+    "satires", "scrolls", "sonnets",
+  ),
+  _compounds(
+    "Ink Quill Vellum Page Script Lore Verse Rune",
+    "hall court gate house keep yard tower loft",
+  ),
+)  # fmt: skip
+
+_ORCHARDS = Theme(
+  "fruits",
+  (
+    "apples", "apricots", "bananas", "brambles", "cherries", "cranberries",
+    "currants", "damsons", "dates", "elderberries", "figs", "gooseberries",
+    "grapefruits", "grapes", "guavas", "kiwis", "kumquats", "lemons", "limes",
+    "lychees", "mandarins", "mangoes", "medlars", "melons", "mulberries",
+    "nectarines", "olives", "oranges", "papayas", "peaches", "pears",
+    "persimmons", "plums", "pomegranates", "pomelos", "quinces", "raspberries",
+    "satsumas", "strawberries", "tangerines",
+  ),
+  _compounds(
+    "Bee Dew Sun Moss Fern Lark Clover Thistle",
+    "field dale croft hill brook mead dell grove",
+  ),
+)  # fmt: skip
+
+THEMES = (_HARBOURS, _LIBRARIES, _ORCHARDS)
+NUM_ITEMS, NUM_PLACES = 40, 64
+
 
 ABSENT, CONSTANT, EQUAL, PLUS, TIMES, SUM, DIFFERENCE, TOTAL, UNKNOWN = range(9)
 NUM_DIGITS = 3
@@ -23,7 +96,7 @@ _FUNCTION_WORDS = (
   "END", "ANS", "the", "all", "in", "equal", "plus", "minus", "times",
   "something", ".", "how", "many", "are", "?", "only", "named", "here", "count",
 )  # fmt: skip
-_THEME_WORDS = tuple((t.everything, *t.items, *t.places) for t in words.THEMES)
+_THEME_WORDS = tuple((t.everything, *t.items, *t.places) for t in THEMES)
 _TEXTS = (
   *_DIGITS,
   *_FUNCTION_WORDS,
@@ -86,7 +159,7 @@ def quantities(
     np.where(items < 0, word("all"), word("the")),
     first + 1 + items,  # The word for all items precedes them.
     np.full(items.shape, word("in")),
-    first + 1 + words.NUM_ITEMS + places,
+    first + 1 + NUM_ITEMS + places,
   ]
   return np.stack(parts, axis=2).astype(np.int32)
 

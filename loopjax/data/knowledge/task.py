@@ -5,9 +5,14 @@ Evaluation asks about the others: a model has to extract facts about people for
 whom extraction was never trained (Physics of Language Models 3.1, arXiv
 2309.14316). The loss on statements measures how much the model stores (3.3,
 arXiv 2404.05405, there in bits per parameter).
+
+People are made up. The values of a person are drawn independently and
+uniformly, except that the employer determines the work city (bioS).
 """
 
 import dataclasses
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +20,84 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import pipeline
-from loopjax.data.knowledge import language, people
+from loopjax.data.knowledge import language
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+NUM_NAMES = math.prod(len(language.VALUES[kind]) for kind in language.NAME)
+_NAMES, _VALUES, _WORK_CITIES = range(3)  # Streams of random numbers.
+
+
+class People(NamedTuple):
+  """N people, as token ids.
+
+  Attributes:
+    names: int [N, 3].
+    pronouns: int [N].
+    values: values of all attributes, int [N, attributes, 3], ABSENT where a
+      value is shorter.
+  """
+
+  names: np.ndarray
+  pronouns: np.ndarray
+  values: np.ndarray
+
+
+def draw_people(seed: int, numbers: np.ndarray) -> People:
+  """The people with these numbers, int [N], below NUM_NAMES; names differ."""
+  names = np.empty((len(numbers), len(language.NAME)), np.int64)
+  rest = pipeline.shuffled(numbers, NUM_NAMES, _NAMES, seed)
+  for column, kind in enumerate(language.NAME):
+    rest, name = np.divmod(rest, len(language.VALUES[kind]))
+    names[:, column] = _token(kind, name)
+  attributes = [a for n, a in language.ATTRIBUTES.items() if n != "work_city"]
+  kinds = [kind for attribute in attributes for kind in attribute.kinds]
+  chosen = pipeline.uniforms(
+    pipeline.stream_seed(_VALUES, seed), numbers, len(kinds) + 1
+  )
+  shape = (len(numbers), len(language.ATTRIBUTES), language.NUM_VALUE_TOKENS)
+  values = np.full(shape, language.ABSENT)
+  column = 0
+  for number, attribute in enumerate(attributes):
+    for place, kind in enumerate(attribute.kinds):
+      index = _index(chosen[:, column], kind)
+      values[:, number, place] = _token(kind, index)
+      column += 1
+  values[:, -1, 0] = _token("city", work_cities(seed)[index])
+  pronoun = (chosen[:, -1] * len(language.PRONOUNS)).astype(np.int64)
+  ids = [language.vocabulary().words[word] for word in language.PRONOUNS]
+  return People(names, np.array(ids)[pronoun], values)
+
+
+def work_cities(seed: int) -> np.ndarray:
+  """The city of every employer, int [employers]."""
+  employers = np.arange(len(language.VALUES["employer"]))
+  stream = pipeline.stream_seed(_WORK_CITIES, seed)
+  return _index(pipeline.uniforms(stream, employers, 1)[:, 0], "city")
+
+
+def biography_bits() -> dict[str, float]:
+  """Information that a biography contains, in bits, by attribute.
+
+  This is the base-2 logarithm of the number of values, and 0 for the work city,
+  which the employer determines. The paper's attributes sum to 47.6 bits.
+  """
+  found = {
+    name: math.log2(math.prod(len(language.VALUES[k]) for k in attribute.kinds))
+    for name, attribute in language.ATTRIBUTES.items()
+  }
+  pronoun = math.log2(len(language.PRONOUNS))
+  return {**found, "work_city": 0.0, "pronoun": pronoun}
+
+
+def _index(uniform: np.ndarray, kind: str) -> np.ndarray:
+  return (uniform * len(language.VALUES[kind])).astype(np.int64)
+
+
+def _token(kind: str, index: np.ndarray) -> np.ndarray:
+  return language.vocabulary().starts[kind] + index
+
 
 TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match",)
@@ -61,10 +140,9 @@ class Config:
       num_eval_people=1,
       people_seed=0,
     )
-    if self.num_people > people.NUM_NAMES:
+    if self.num_people > NUM_NAMES:
       raise UserError(
-        f"task.num_people={self.num_people}: only {people.NUM_NAMES} names "
-        "exist"
+        f"task.num_people={self.num_people}: only {NUM_NAMES} names exist"
       )
     for field in ("asked_share", "question_share"):
       if not 0 < getattr(self, field) < 1:
@@ -122,15 +200,7 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split.
 
-  Args:
-    config: the task.
-    split: "train", an endless stream of biographies and questions; "validation"
-      or "test": sentences about any people ("train_statements"), questions that
-      are in training ("train_questions"), and questions about people that only
-      this split has ("validation_questions" or "test_questions").
-    batch_size: global batch size, over all processes.
-    seed: seed of the training stream.
-    rows: the rows of every global batch that this process reads; all if None.
+  The arguments are `protocols.Task.make_dataset`'s.
 
   Returns:
     Batches of `abstract_batch`'s entries; "documents" are numbered 1, 2, ...,
@@ -139,7 +209,7 @@ def make_dataset(
     [b], "group/split" and "group/attribute" i32 [b]. The facts include the bits
     of knowledge in all biographies.
   """
-  bits = people.bits()
+  bits = biography_bits()
   facts: dict[str, int | float | str] = {
     "bits_per_person": sum(bits.values()),
     "knowledge_bits": sum(bits.values()) * config.num_people,
@@ -208,7 +278,7 @@ def _training_rows(
   num_people = np.where(
     is_question, len(config.parts["train"]), config.num_people
   )
-  some = people.draw(config.people_seed, (who * num_people).astype(np.int64))
+  some = draw_people(config.people_seed, (who * num_people).astype(np.int64))
   tokens = language.biographies(
     some.names, some.pronouns, some.values, order, phrases.astype(np.int64)
   )
@@ -234,7 +304,7 @@ def _evaluation_rows(
     numbers[here] = part.start + pipeline.shuffled(
       places[here], len(part), _EVALUATED, config.people_seed, number
     )
-  some = people.draw(config.people_seed, numbers)
+  some = draw_people(config.people_seed, numbers)
   values = some.values[np.arange(len(examples)), attributes]
   stream = pipeline.stream_seed(_PHRASES, config.people_seed)
   phrases = pipeline.uniforms(stream, examples, 1)[:, 0] * language.NUM_PHRASES
@@ -263,7 +333,6 @@ def _rows(
   """Concatenates documents with their end tokens into rows; truncates the last.
 
   Args:
-    config: the task.
     tokens: tokens of the documents of each row, int [b, documents, W].
     counted: which tokens have weight 1, bool [b, documents, W].
     count_ends: whether end tokens have weight 1.

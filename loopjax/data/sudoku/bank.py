@@ -85,7 +85,6 @@ def load_bank(board: board_lib.Board, path: pathlib.Path = PATH) -> Puzzles:
   """Loads all puzzles of one size from the bank.
 
   Args:
-    board: the geometry.
     path: file written by `save_bank`.
 
   Returns:

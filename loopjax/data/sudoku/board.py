@@ -85,7 +85,6 @@ def clashes(board: Board, puzzles: np.ndarray) -> np.ndarray:
   """Which boards contain a digit twice in a unit; blanks are ignored.
 
   Args:
-    board: the geometry.
     puzzles: `[N, cells]`.
 
   Returns:
@@ -100,7 +99,6 @@ def is_solution(board: Board, grids: np.ndarray) -> np.ndarray:
   """Which boards contain every digit exactly once in every unit.
 
   Args:
-    board: the geometry.
     grids: `[N, cells]`; a board with a value outside 1 to `size` is not a
       solution.
 

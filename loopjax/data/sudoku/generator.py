@@ -19,7 +19,6 @@ def random_solutions(
   so on. A board that runs into a contradiction starts over.
 
   Args:
-    board: the geometry.
     num: number of solutions.
     rng: source of all randomness.
 
@@ -48,7 +47,6 @@ def generate(
   minimal puzzle, in which no clue can be removed.
 
   Args:
-    board: the geometry.
     num: number of puzzles.
     rng: source of all randomness.
     min_clues: smallest target; a fifth of the cells if not given, which is
@@ -75,7 +73,6 @@ def dig(
   """Removes clues at random while the solution remains unique.
 
   Args:
-    board: the geometry.
     answers: solutions, `[N, cells]`.
     targets: stop at this many clues, `[N]`.
     rng: source of all randomness.

@@ -34,7 +34,6 @@ def make_puzzles(
   """Makes distinct puzzles of all difficulties, in random order.
 
   Args:
-    board: the geometry.
     num_made: how many puzzles to choose from.
     minimal_share: share of minimal puzzles among them.
     num_kept: maximum number to return.

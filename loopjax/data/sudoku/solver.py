@@ -50,7 +50,6 @@ def solve(
   unspecified point, and their number of guesses is unspecified.
 
   Args:
-    board: the geometry.
     puzzles: `[N, cells]`.
     max_solutions: stop the search of a puzzle at this many solutions.
 
@@ -81,7 +80,6 @@ def tighten(
   """Removes candidates by naked and then by hidden singles, once.
 
   Args:
-    board: the geometry.
     candidates: uint16 `[cells, N]`.
 
   Returns:

@@ -50,7 +50,6 @@ def from_uniforms(board: board_lib.Board, uniforms: np.ndarray) -> Symmetry:
   """Makes symmetries, all equally likely, from given random numbers.
 
   Args:
-    board: the geometry.
     uniforms: floats in [0, 1), independent and uniform,
       `[N, num_uniforms(board)]`.
 
@@ -105,7 +104,6 @@ def class_key(board: board_lib.Board, grids: np.ndarray) -> np.ndarray:
   columns.
 
   Args:
-    board: the geometry.
     grids: solutions, `[N, cells]`.
 
   Returns:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.text import corpus as corpora
 from loopjax.data.text import documents, files, parallel, preparation
 from loopjax.errors import UserError
 from loopjax.run import user_cache
@@ -79,7 +78,7 @@ def read_items(sources: Sequence[str]) -> Items:
 
 
 def count(
-  corpus: corpora.Corpus, items: Items, keys: Sequence[str]
+  corpus: preparation.Corpus, items: Items, keys: Sequence[str]
 ) -> tuple[np.ndarray, int]:
   """Looks up the items in the training split of a source.
 
@@ -113,7 +112,7 @@ def count(
 
 
 def report(
-  found: Sequence[corpora.Corpus], sources: Sequence[str], on_overlap: str
+  found: Sequence[preparation.Corpus], sources: Sequence[str], on_overlap: str
 ) -> dict[str, int]:
   """Compares the training split of a corpus with evaluation items.
 
@@ -133,7 +132,7 @@ def report(
     UserError: as `read_items`, or because of `on_overlap`.
   """
   items = read_items(sources)
-  keys = [corpora.digest(name) for name in items.names]
+  keys = [preparation.digest(name) for name in items.names]
   hits, num_documents = np.zeros(len(items.file), bool), 0
   for one in found:
     hits_of_one, num = count(one, items, keys)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.text import corpus, files, overlap, packing
+from loopjax.data.text import files, overlap, packing, preparation
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
@@ -72,20 +72,15 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split; sources are packed at their first use.
 
-  Args:
-    config: the task.
-    split: "train", "validation" or "test".
-    batch_size: global batch size, over all processes.
-    seed: seed of the training order.
-    rows: the rows of every global batch that this process reads; all if None.
+  The arguments are `protocols.Task.make_dataset`'s.
 
   Returns:
     Batches of `abstract_batch`'s entries, see `packing.unpack`, and in
     evaluation "valid" bool [b] and "group/source" i32 [b].
 
   Raises:
-    UserError: see `corpus.make` and `overlap.report`; or a source has no rows
-      in the split; or the vocabulary belongs to another tokenizer.
+    UserError: see `preparation.make` and `overlap.report`; or a source has no
+      rows in the split; or the vocabulary belongs to another tokenizer.
   """
   is_test = split == "test" and bool(config.test_files)
   names = config.test_sources if is_test else config.sources
@@ -97,7 +92,7 @@ def make_dataset(
   tokenizer = tokenizer_lib.of(config)
   _check_vocabulary(config, tokenizer)
   _check_fields(config, names)
-  corpora = [corpus.make(config, name, is_test=is_test) for name in names]
+  corpora = [preparation.make(config, name, is_test=is_test) for name in names]
   if split == "train" and jax.process_index() == 0:
     _say_splits(config, corpora)
   counts = np.array([one.num_rows(split) for one in corpora])
@@ -171,7 +166,7 @@ def _check_fields(config: Config, names: Sequence[str]) -> None:
     )
 
 
-def _say_splits(config: Config, corpora: Sequence[corpus.Corpus]) -> None:
+def _say_splits(config: Config, corpora: Sequence[preparation.Corpus]) -> None:
   """Says of which sources the splits are not chosen by hash alone."""
   test_share = 0.0 if config.test_files else config.test_share
   for one in corpora:
@@ -251,14 +246,14 @@ def mixed(
   return source, row
 
 
-def _checksum(corpora: list[corpus.Corpus]) -> str:
+def _checksum(corpora: list[preparation.Corpus]) -> str:
   """Checksum of all sources' files and of the settings that determine rows."""
   names = "".join(one.folder.name for one in corpora)
   return hashlib.sha256(names.encode()).hexdigest()
 
 
 def _facts(
-  split: str, corpora: list[corpus.Corpus]
+  split: str, corpora: list[preparation.Corpus]
 ) -> dict[str, int | float | str]:
   """Counts of a split over all sources."""
   facts: dict[str, int | float | str] = {}

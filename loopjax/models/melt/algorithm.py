@@ -11,9 +11,9 @@ latent h_t per token, which gives the token's only key and value:
   (x)    r_attn = r + Attn(q, K_t, V_t),  r' = r_attn + FFN(norm(r_attn))
   (a)    KV = alpha KV_MELT + (1 - alpha) KV_base               section 3.3
 
-The paper numbers only (1) and its Jacobian (2), see `analysis.jacobians`; the
-other marks are ours. It does not say what h_0 is: here h_0 = x_1; x_t = norm(r)
-is our reading of its "hidden state". Blocks may also norm what they add
+The paper numbers only (1) and its Jacobian (2), see `analysis.gradient_flow`;
+the other marks are ours. It does not say what h_0 is: here h_0 = x_1; x_t =
+norm(r) is our reading of its "hidden state". Blocks may also norm what they add
 (`nn.block`), and each loop ends with the final norm, as in Ouro. The tokens of
 a chunk are computed in parallel, with each other's keys and values of the same
 loop; K and V are from earlier chunks after the last loop (section 3.3).

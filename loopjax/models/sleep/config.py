@@ -29,7 +29,7 @@ GROUPS = {
 class Config(stack.StackConfig):
   """Hyper-parameters; the defaults are the paper's small model.
 
-  The paper states width and layers. Sizes and gates of the memory are those of
+  The paper states width and layers. Sizes and gates of the memory are from
   flash-linear-attention; attention's heads and the MLP are ours.
   Those of `stack.StackConfig`, and, by the mechanisms in `GROUPS`:
 

@@ -18,7 +18,7 @@ from loopjax.report.paper import (
 )
 
 _PASSES = "model.num_loops"
-# Rules whose exact match is in a summary (`data/gsm/floors.py`).
+# Rules whose exact match is in a summary (`data/gsm/task.py`).
 FLOORS = ("most_frequent", "lone_constant", "sum_of_constants")
 
 

@@ -57,7 +57,6 @@ def newest(
   Prints a line for every damaged checkpoint.
 
   Args:
-    workdir: the run's work directory.
     read: raises DamagedCheckpointError if the checkpoint is damaged.
     set_aside: move damaged checkpoints to workdir/damaged, so the run can save
       these steps again.
@@ -119,7 +118,6 @@ def params(
   Pairs of `nn.lora` are added to their matrices.
 
   Args:
-    workdir: the run's work directory.
     step: step of the checkpoint.
     abstract_params: nested dict with target shardings.
     fresh: regular expression of parameters that may be missing.

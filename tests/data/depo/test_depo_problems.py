@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from loopjax.data.depo import config, problems
+from loopjax.data.depo import task as depo_task
 
 
 def assert_drawn_from(counts, chances):
@@ -21,8 +21,8 @@ def assert_drawn_from(counts, chances):
 
 
 def test_sizes_and_hops_of_training():
-  settings = config.Config()
-  sizes, hops = problems.training_sizes(settings, 3, np.arange(40_000))
+  settings = depo_task.Config()
+  sizes, hops = depo_task.training_sizes(settings, 3, np.arange(40_000))
   assert (sizes.min(), sizes.max()) == (3, 75)
   chances = [1 / (n + np.sqrt(75)) for n in range(3, 76)]
   assert_drawn_from(np.bincount(sizes)[3:], chances)
@@ -36,14 +36,14 @@ def test_sizes_and_hops_of_training():
 
 
 def test_sizes_from_one_to_the_same():
-  settings = config.Config(min_nodes=75)
-  sizes, _ = problems.training_sizes(settings, 0, np.arange(50))
+  settings = depo_task.Config(min_nodes=75)
+  sizes, _ = depo_task.training_sizes(settings, 0, np.arange(50))
   assert (sizes == 75).all()
 
 
 def words(settings, num, count, seed=0):
   counts = np.full(num, count)
-  return problems.draw_words(settings, seed, np.arange(num), counts)
+  return depo_task.draw_words(settings, seed, np.arange(num), counts)
 
 
 def test_words_are_drawn_one_after_another():
@@ -51,7 +51,9 @@ def test_words_are_drawn_one_after_another():
 
   There are two words of one token and four of two.
   """
-  settings = config.Config(num_nodes=2, min_nodes=2, num_queries=2, word_base=2)
+  settings = depo_task.Config(
+    num_nodes=2, min_nodes=2, num_queries=2, word_base=2
+  )
   chance = [1 / 4] * 2 + [1 / 8] * 4
   pairs = list(itertools.permutations(range(6), 2))
   chances = [chance[a] * chance[b] / (1 - chance[a]) for a, b in pairs]
@@ -62,7 +64,7 @@ def test_words_are_drawn_one_after_another():
 
 
 def test_words_are_distinct_however_many():
-  settings = config.Config(num_nodes=72, word_base=8)
+  settings = depo_task.Config(num_nodes=72, word_base=8)
   got = words(settings, 20, 72)
   np.testing.assert_array_equal(
     np.sort(got, axis=1), np.tile(range(72), (20, 1))
@@ -74,11 +76,11 @@ def test_words_are_distinct_however_many():
 
 def test_words_do_not_depend_on_the_other_examples():
   """Some words need more attempts than others."""
-  settings = config.Config(num_nodes=72, word_base=8)
+  settings = depo_task.Config(num_nodes=72, word_base=8)
   counts = np.array([5, 72, 30, 72, 2])
-  together = problems.draw_words(settings, 0, np.arange(5), counts)
+  together = depo_task.draw_words(settings, 0, np.arange(5), counts)
   for index in range(5):
-    alone = problems.draw_words(
+    alone = depo_task.draw_words(
       settings, 0, np.array([index]), counts[index : index + 1]
     )
     np.testing.assert_array_equal(alone[0], together[index])
@@ -86,11 +88,11 @@ def test_words_do_not_depend_on_the_other_examples():
 
 def test_orders_are_uniform_and_independent():
   """Cycle, order of the edges, order of the starts: 2 x 6 x 6 for 3 nodes."""
-  settings = config.Config(
+  settings = depo_task.Config(
     num_nodes=3, num_queries=3, word_base=3, max_word=1, context_length=6
   )
   num = 7200
-  got = problems.examples(
+  got = depo_task.examples(
     settings, 0, np.arange(num), np.full(num, 3), np.ones((num, 3), int)
   )["inputs"]
   assert (got >= 3).all()  # Every word ends with one such token.
@@ -108,9 +110,9 @@ def test_short_words_have_no_place_of_their_own():
 
   Successors of one-token nodes have one token as often as others.
   """
-  settings = config.Config()
+  settings = depo_task.Config()
   num = 2000
-  got = problems.examples(
+  got = depo_task.examples(
     settings, 0, np.arange(num), np.full(num, 75), np.ones((num, 10), int)
   )["inputs"][:, :300]
   short, both, expected = [], [], []

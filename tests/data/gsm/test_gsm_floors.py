@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loopjax.data import pipeline
-from loopjax.data.gsm import floors, language, problems, task
+from loopjax.data.gsm import language, problems, task
 
 SMALL = task.Config(
   train_ops=(1, 2),
@@ -78,7 +78,7 @@ def test_no_constant_is_copied_to_the_answer():
   every = tuple(range(1, 9))
   got = facts(task.Config(eval_ops=every, num_eval_examples=800))
   for number in every:
-    for rule in floors.RULES:
+    for rule in task.RULES:
       assert got[f"floor/{rule}/operations={number}"] < 0.2, (rule, number)
 
 
@@ -90,7 +90,7 @@ def test_numbers_after_a_token():
       [before, before, 7, 0, language.PADDING, before, other, before],
     ]
   )
-  assert floors.numbers_after(tokens, before).tolist() == [
+  assert task.numbers_after(tokens, before).tolist() == [
     [123, 0, 0, 0, 0, 0, 5, 0],
     [0, 70, 0, 0, 0, 0, 0, 0],
   ]

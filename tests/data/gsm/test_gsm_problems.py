@@ -19,7 +19,7 @@ from gsm_reader import (
 )
 
 from loopjax.data import pipeline
-from loopjax.data.gsm import config, language, problems, task, words
+from loopjax.data.gsm import config, language, problems, task
 
 MODES = {"forward": 0.0, "reverse": 1.0}
 SHORT = config.Config(context_length=180, min_length=120, max_length=180)
@@ -223,7 +223,7 @@ def test_everything_that_can_be_said_is_said():
   assert min(kinds.values()) > 20
   assert 0.1 < np.mean(shared) < 0.9
   assert np.mean(reverse) == pytest.approx(0.25, abs=0.05)
-  for theme in words.THEMES:
+  for theme in language.THEMES:
     assert {theme.everything, *theme.items, *theme.places} <= seen
 
 
@@ -270,12 +270,14 @@ def test_of_few_operations_the_last_name_counts(split):
 
 def test_words_are_enough_and_differ():
   every = [
-    word for t in words.THEMES for word in (t.everything, *t.items, *t.places)
+    word
+    for t in language.THEMES
+    for word in (t.everything, *t.items, *t.places)
   ]
   assert len(set(every)) == len(every) == 3 * 105
-  for theme in words.THEMES:
-    assert len(theme.items) == words.NUM_ITEMS
-    assert len(theme.places) == words.NUM_PLACES
+  for theme in language.THEMES:
+    assert len(theme.items) == language.NUM_ITEMS
+    assert len(theme.places) == language.NUM_PLACES
 
 
 def test_streams_of_random_numbers_differ():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.data.knowledge import language, people, task, words
+from loopjax.data.knowledge import language, task
 from loopjax.types import Output
 
 CONFIG = task.Config(num_people=60, sequence_length=64, num_eval_people=12)
@@ -30,7 +30,7 @@ joined = functools.partial(data_examples.joined, task, CONFIG)
 
 def everybody(config=CONFIG):
   """The facts {name: {attribute: value}}, including pronouns."""
-  some = people.draw(config.people_seed, np.arange(config.num_people))
+  some = task.draw_people(config.people_seed, np.arange(config.num_people))
   names = [language.decode(ids) for ids in some.names]
   return {
     name: {
@@ -78,22 +78,22 @@ def asked(text):
 
 def test_the_sizes_are_those_of_the_paper():
   """47.6 bits of knowledge per person; every value has a distinct text."""
-  assert sum(people.bits().values()) == pytest.approx(47.6, abs=0.05)
+  assert sum(task.biography_bits().values()) == pytest.approx(47.6, abs=0.05)
   facts = task.make_dataset(CONFIG, "train", batch_size=1, seed=0).facts
   assert facts["knowledge_bits"] == pytest.approx(60 * 47.59, abs=0.5)
   assert facts["birth_city_bits"] == np.log2(200)
-  for texts in words.VALUES.values():
+  for texts in language.VALUES.values():
     assert len(set(texts)) == len(texts)
   assert len(set(VOCABULARY.texts[-60:])) == 60
   names = {*language.NAME}
-  assert len(set().union(*(words.VALUES[n] for n in names))) == 1800
+  assert len(set().union(*(language.VALUES[n] for n in names))) == 1800
   for attribute in language.ATTRIBUTES.values():
     assert len(attribute.phrases) == language.NUM_PHRASES
   lengths = [
     (language.sentences, lambda x: x.max(), language.MAX_SENTENCE),
     (language.questions, lambda x: x.min(), language.MIN_QUESTION),
   ]
-  some = people.draw(0, np.arange(1))
+  some = task.draw_people(0, np.arange(1))
   for make, best, expected in lengths:
     found = []
     for number in range(len(language.ATTRIBUTES)):
@@ -206,7 +206,7 @@ def test_nobody_is_asked_about_in_two_splits():
 def test_values_are_drawn_as_they_should():
   """Uniformly and independently; the employer determines the work city."""
   num = 40_000
-  some = people.draw(3, np.arange(num))
+  some = task.draw_people(3, np.arange(num))
   assert len(np.unique(some.names, axis=0)) == num
   values = some.values[..., 0]
   kinds = ("month", "city", "university", "major", "employer")
@@ -215,7 +215,7 @@ def test_values_are_drawn_as_they_should():
     for column, kind in enumerate(kinds)
   ]
   for index, kind in zip(indices, kinds, strict=True):
-    size = len(words.VALUES[kind])
+    size = len(language.VALUES[kind])
     counts = np.bincount(index, minlength=size)
     assert len(counts) == size
     chi_squared = ((counts - num / size) ** 2 / (num / size)).sum()
@@ -223,10 +223,10 @@ def test_values_are_drawn_as_they_should():
   for one, other in itertools.combinations(indices, 2):
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.025
   work = values[:, 5] - VOCABULARY.starts["city"]
-  np.testing.assert_array_equal(people.work_cities(3)[indices[4]], work)
-  assert (people.draw(4, np.arange(9)).values != some.values[:9]).any()
+  np.testing.assert_array_equal(task.work_cities(3)[indices[4]], work)
+  assert (task.draw_people(4, np.arange(9)).values != some.values[:9]).any()
   np.testing.assert_array_equal(
-    people.draw(3, np.array([7, 5])).names, some.names[[7, 5]]
+    task.draw_people(3, np.array([7, 5])).names, some.names[[7, 5]]
   )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loopjax.data import pipeline
-from loopjax.data.maze import generator, task
+from loopjax.data.maze import task
 from loopjax.types import Output
 
 CONFIG = task.Config(size=12, min_path=14, openness=0.15, num_eval_examples=40)
@@ -73,15 +73,15 @@ def test_every_path_is_a_shortest_one():
 
 @pytest.mark.parametrize("openness", [0.0, 1.0])
 def test_openness_is_from_a_tree_to_no_walls(openness):
-  numbers = pipeline.uniforms(3, np.arange(20), generator.num_uniforms(5))
-  mazes = generator.make(numbers, 5, openness, 1)
+  numbers = pipeline.uniforms(3, np.arange(20), task.num_uniforms(5))
+  mazes = task.make_mazes(numbers, 5, openness, 1)
   ways = mazes.open.sum(axis=(1, 2, 3)) // 2
   np.testing.assert_array_equal(ways, 24 if openness == 0 else 40)
 
 
 def test_starts_and_goals_are_anywhere():
-  numbers = pipeline.uniforms(5, np.arange(600), generator.num_uniforms(3))
-  mazes = generator.make(numbers, 3, 0.1, 1)
+  numbers = pipeline.uniforms(5, np.arange(600), task.num_uniforms(3))
+  mazes = task.make_mazes(numbers, 3, 0.1, 1)
   for room in (mazes.start, mazes.goal):
     assert np.bincount(room, minlength=9).min() > 30
   assert (mazes.start != mazes.goal).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loopjax.data.multihop import language, words
+from loopjax.data.multihop import language
 
 # Relations 0 and 1 are teacher and wife; the entities are Ala, Anan, Arana.
 HEADS = np.array([0, 2])
@@ -100,13 +100,13 @@ def test_padding_is_what_stands_at_the_end(format, multiple, padding, size):
 
 
 def test_words_are_enough_and_differ():
-  assert len(words.NAMES) >= 1000
-  assert len(words.RELATIONS) == 50
+  assert len(language.NAMES) >= 1000
+  assert len(language.RELATIONS) == 50
   every = [
-    *words.NAMES,
-    *words.RELATIONS,
+    *language.NAMES,
+    *language.RELATIONS,
     *language.FORMATS["reverse"],
   ]
   assert len({word.lower() for word in every}) == len(every)
-  assert all(name.isalpha() and name.istitle() for name in words.NAMES)
-  assert all(word.isalpha() and word.islower() for word in words.RELATIONS)
+  assert all(name.isalpha() and name.istitle() for name in language.NAMES)
+  assert all(word.isalpha() and word.islower() for word in language.RELATIONS)

@@ -5,13 +5,13 @@ import pathlib
 
 import pytest
 
-from loopjax.data.text import files, made
+from loopjax.data.text import files
 from loopjax.errors import UserError
 
 
 @pytest.mark.usefixtures("user_cache")
 def test_every_line_of_arithmetic_is_right_and_few_are_alike(monkeypatch):
-  monkeypatch.setattr(made, "_LINES", 2000)
+  monkeypatch.setattr(files, "_LINES", 2000)
   (path,) = files.find("made:arithmetic")
   text = pathlib.Path(path).read_text()
   paragraphs = text.split("\n\n")
