@@ -39,7 +39,7 @@ def _logits(
 
 
 def token_loss(hidden, table, targets, *, num_padding_tokens=0):
-  """As `losses.token_loss`."""
+  """As `losses.tokens.token_loss`."""
   logits = _logits(hidden, table, num_padding_tokens)
   log_normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
@@ -76,7 +76,7 @@ def distill(
 def decode_embed(
   hidden, table, head=None, *, temperature=1.0, top_k=0, num_padding_tokens=0
 ):
-  """As `loop.decode_embed`."""
+  """As `loop.channel.decode_embed`."""
   head = table if head is None else head
   logits = _logits(hidden, head, num_padding_tokens, temperature, -jnp.inf)
   if not top_k:

@@ -288,7 +288,7 @@ def next_token(
 ) -> tuple[Array, Array]:
   """Next-token cross-entropy and z-loss, weighted by token.
 
-  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
+  Creates no [tokens, vocabulary] array, see `token_loss`.
 
   Args:
     hidden: hidden states before unembedding, of all T tokens or only the last
@@ -328,7 +328,7 @@ def next_token_by_loop(
 ) -> Array:
   """Next-token cross-entropy after each loop, in nats.
 
-  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
+  Creates no [tokens, vocabulary] array, see `token_loss`.
 
   Args:
     hidden: hidden states before unembedding after each of K loops, [K, B, T,
@@ -375,7 +375,7 @@ def read_out(
 ) -> TokenScores:
   """Losses and predictions of the last S tokens, for evaluation.
 
-  Creates no [tokens, vocabulary] array, see `losses.token_loss`.
+  Creates no [tokens, vocabulary] array, see `token_loss`.
 
   Args:
     hidden: hidden states before unembedding, [B, S, D].
