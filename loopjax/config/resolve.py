@@ -95,8 +95,8 @@ MAX_LOOPS = 2**16
 def resolve(config: ml_collections.ConfigDict) -> Settings:
   """Checks a config and converts it to settings.
 
-  A setting that the user's settings make moot is reset in the config, and a
-  line on standard error says it; unless the user set it, too.
+  A setting that the user's settings make moot is reset in the config, with a
+  note on standard error, unless the user set it as well.
 
   Raises:
     UserError: values or combinations are invalid; all of them that can be told
@@ -307,7 +307,7 @@ def _check_depths(settings: Settings) -> None:
 
 
 def check_loops(settings: Settings, num_loops: int, label: str) -> None:
-  """Raises UserError, with a label, unless the model can run so many loops."""
+  """Raises UserError, with a label, unless the model can run these loops."""
   if num_loops > MAX_LOOPS:
     raise UserError(
       f"{label}: {num_loops} loops exceed the maximum of {MAX_LOOPS:,}"

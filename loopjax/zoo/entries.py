@@ -103,7 +103,7 @@ def score(
 
   Raises:
     UserError: there is no such entry, its data are not there, or its model
-      cannot run so many loops.
+      cannot run this many loops.
   """
   run = trained.read(pathlib.Path(f"{zoo.PREFIX}{name}"))
   settings = run.settings
