@@ -46,13 +46,10 @@ class Config(causal.Config):
   Those of `causal.Config`, and:
 
   Attributes:
-    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
-    head_width: d_h; 0 for D / H.
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
     qk_bias: whether queries and keys have a bias, before the rotation.
     value_bias: whether values have one.
-    norm_epsilon: what is added to the mean square in every norm.
     rope_scaling: the four numbers of `rope.Scaling`; empty for none.
     loop_norm: "per_loop": f_theta ends with an RMS norm, as in Ouro;
       "final_only": the norm is part of the output layer.
@@ -65,12 +62,9 @@ class Config(causal.Config):
       "joint"; Ouro uses 0.1, later 0.05.
   """
 
-  num_key_value_heads: int = 0
-  head_width: int = 0
   qk_norm: bool = False
   qk_bias: bool = False
   value_bias: bool = False
-  norm_epsilon: float = 1e-6
   rope_scaling: tuple[float, ...] = ()
   loop_norm: str = "per_loop"
   tied: bool = True
@@ -85,9 +79,7 @@ class Config(causal.Config):
       loop_norm=causal.LOOP_NORMS,
       exit_gate=EXIT_GATES,
     )
-    checks.at_least(
-      "model", self, num_loops=1, entropy_weight=0, norm_epsilon=0
-    )
+    checks.at_least("model", self, num_loops=1, entropy_weight=0)
     rope.check_scaling(self.rope_scaling)
     if self.exit_gate != "joint":
       checks.without_effect("model", self, "exit_gate", "entropy_weight")

@@ -40,7 +40,6 @@ from loopjax.types import (
 
 TRACES = ("hidden", "prediction", "confidence")
 NUM_SINUSOIDS = 256
-_EPSILON = 1e-6  # Of the norms without a gain.
 _SHORT = 2**31 - 1  # What random keys are folded with, unlike the model's.
 
 
@@ -135,10 +134,16 @@ class Block(nnx.Module):
   """A causal block whose branches are scaled and gated by a condition."""
 
   def __init__(
-    self, shape: Shape, kernels: Kernels, precision: Precision, rngs: nnx.Rngs
+    self,
+    shape: Shape,
+    epsilon: float,
+    kernels: Kernels,
+    precision: Precision,
+    rngs: nnx.Rngs,
   ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     width, self.dropout = shape.width, shape.dropout
+    self.epsilon = epsilon  # Of its norms, which have no gain.
     self.attention = attention.Attention(shape, kernels=kernels, **shared)
     self.mlp = block_lib.make_mlp(shape, **shared)
     # A start at 0, where every block is the identity, would leave attention and
@@ -166,10 +171,10 @@ class Block(nnx.Module):
       branch = dropout(branch, self.dropout, fold_in(keys, index))
       return x + gate * branch.astype(x.dtype)
 
-    scaled = norm.rms_normalise(x, _EPSILON) * (1 + s_a)
+    scaled = norm.rms_normalise(x, self.epsilon) * (1 + s_a)
     mixed, cache = self.attention(scaled, metadata, cache, slot)
     x = add(x, g_a, checkpoint_name(mixed, "attention"), 0)
-    scaled = norm.rms_normalise(x, _EPSILON) * (1 + s_m)
+    scaled = norm.rms_normalise(x, self.epsilon) * (1 + s_m)
     x = add(x, g_m, checkpoint_name(self.mlp(scaled), "mlp"), 1)
     return sharding.split_by_example(x), cache
 
@@ -198,7 +203,8 @@ class Model(nnx.Module):
 
     def make_layer(key: Array) -> Block:
       kernels = KERNELS[options.kernels]
-      return Block(shape, kernels, precision, nnx.Rngs(params=key))
+      rngs = nnx.Rngs(params=key)
+      return Block(shape, config.norm_epsilon, kernels, precision, rngs)
 
     keys = jax.random.split(rngs.params(), config.num_layers)
     self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].

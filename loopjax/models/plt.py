@@ -49,13 +49,10 @@ class Config(causal.Config):
   Those of `causal.Config`, and:
 
   Attributes:
-    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
-    head_width: d_h; 0 for D / H.
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
     qk_bias: whether queries and keys have a bias, before the rotation.
     value_bias: whether values have one.
-    norm_epsilon: what is added to the mean square in every norm.
     rope_scaling: the four numbers of `rope.Scaling`; empty for none.
     loop_norm: "final_only": there is one norm, after the last loop, as in
       IQuest-Coder; "per_loop": every loop ends with it, as in `looped`.
@@ -68,12 +65,9 @@ class Config(causal.Config):
       without keys and values of their own.
   """
 
-  num_key_value_heads: int = 0
-  head_width: int = 0
   qk_norm: bool = False
   qk_bias: bool = False
   value_bias: bool = False
-  norm_epsilon: float = 1e-6
   rope_scaling: tuple[float, ...] = ()
   loop_norm: str = "final_only"
   tied: bool = True
@@ -83,7 +77,7 @@ class Config(causal.Config):
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of("model", self, loop_norm=causal.LOOP_NORMS)
-    checks.at_least("model", self, window=1, norm_epsilon=0)
+    checks.at_least("model", self, window=1)
     rope.check_scaling(self.rope_scaling)
 
 

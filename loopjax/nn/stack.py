@@ -48,6 +48,10 @@ class StackConfig:
     init_std: standard deviation of the initial values of every matrix,
       including the embedding table.
     precision: "float32" or "bfloat16", the dtype of matrix products.
+    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
+    head_width: d_h; 0 for D / H.
+    norm_epsilon: what is added to the mean square in the norms of blocks and in
+      the final norm.
 
   Raises:
     UserError: a value is invalid.
@@ -61,11 +65,16 @@ class StackConfig:
   rope_base: float = 10_000.0
   init_std: float = 0.02
   precision: str = "float32"
+  num_key_value_heads: int = 0
+  head_width: int = 0
+  norm_epsilon: float = 1e-6
 
   def __post_init__(self) -> None:
     checks.plain_values("model", self)
     checks.one_of("model", self, precision=PRECISIONS)
-    checks.at_least("model", self, num_layers=1, rope_base=1, init_std=0)
+    checks.at_least(
+      "model", self, num_layers=1, rope_base=1, init_std=0, norm_epsilon=0
+    )
     self.block_shape()
 
   def block_shape(self) -> Shape:

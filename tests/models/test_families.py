@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -36,15 +37,19 @@ from loopjax.types import (
 VOCABULARY, LENGTH, PADDING = 23, 8, 2
 SPEC = TaskSpec(VOCABULARY, LENGTH, tuple((i,) for i in range(LENGTH)), PADDING)
 LOOPS = 2
-STACK = {"width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS}
+# Two heads of queries share one of keys; widths are not D / H.
+GROUPED = {
+  "num_heads": 2, "num_key_value_heads": 1, "head_width": 6,
+  "norm_epsilon": 1e-5,
+}  # fmt: skip
+STACK = {**GROUPED, "width": 16, "num_layers": 2, "num_loops": LOOPS}
 SEGMENTS = {
   "width": 16, "num_heads": 2, "num_loops": LOOPS, "num_cycles": 2,
   "num_memory_tokens": 2, "precision": "float32",
 }  # fmt: skip
 SMALL = {
   "adaptive": {
-    "width": 16, "num_heads": 2, "num_layers": 2, "num_loops": LOOPS,
-    "num_local_slots": 6, "num_global_slots": 4, "init_std": 0.2,
+    **STACK, "num_local_slots": 6, "num_global_slots": 4, "init_std": 0.2,
     "loop_scale": -1.0, "tied": True,
   },
   "utm": {
@@ -67,7 +72,7 @@ SMALL = {
     "init_std": 0.1,
   },
   "sleep": {
-    "width": 16, "num_heads": 2, "num_loops": LOOPS,
+    **GROUPED, "width": 16, "num_loops": LOOPS,
     "window": 4, "num_memory_heads": 2, "key_width": 8, "value_width": 8,
   },
   "transformer": STACK,
@@ -92,7 +97,7 @@ VALUES = {
   "init_std": (0.5,), "precision": ("bfloat16",), "dropout": (0.5,),
   "loop_norm": ("final_only", "per_loop"),
   # Ouro.
-  "num_key_value_heads": (1,), "head_width": (4,), "qk_norm": (True,),
+  "num_key_value_heads": (2,), "head_width": (4,), "qk_norm": (True,),
   "exit_gate": ("alone",), "entropy_weight": (0.5,),
   "value_bias": (True,), "norm_epsilon": (0.5,),
   "rope_scaling": ((8.0, 1.0, 4.0, 8.0),),
@@ -532,6 +537,25 @@ def test_every_loop_drops_by_a_key_of_its_own(name, monkeypatch):
     assert jnp.abs(first - second).max() > 0.1
 
 
+@crossing("name", [*CAUSAL])
+def test_grouped_keys_are_heads_with_the_same_keys(name):
+  config, family = config_of(name), MODELS[name]
+  params = examples.params_of(family, config, SPEC)
+
+  def repeated(path, x):
+    place = jax.tree_util.keystr(path, simple=True, separator="/")
+    if not re.search("attention/(key|value)/kernel$", place):
+      return x
+    return jnp.concatenate([x, x], axis=-1)
+
+  whole = jax.tree_util.tree_map_with_path(repeated, params)
+  full = dataclasses.replace(config, num_key_value_heads=0)
+  call = {"num_loops": LOOPS, "kind": "scan"}
+  output = examples.run(family, full, SPEC, batch()["inputs"], whole, **call)
+  expected = forward(name).logits
+  np.testing.assert_allclose(output.logits, expected, atol=1e-5)
+
+
 @crossing("name", FAMILIES)
 def test_bfloat16_multiplies_and_float32_adds(name):
   model = examples.abstract(
@@ -559,6 +583,8 @@ def test_costs_are_what_xla_counts(name):
   loops = 1 if name == "sleep" else 2
   # Nor is a scan over chunks counted more than once.
   whole = {"chunk_size": 0, "prefill_chunk": 0} if name == "melt" else {}
+  if name in CAUSAL:
+    whole["head_width"] = 96
   config = config_of(name, width=width, num_loops=loops, **whole)
   graphdef, params = nnx.split(
     examples.abstract(MODELS[name], config, spec, LoopOptions("unroll"))

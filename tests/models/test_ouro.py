@@ -71,26 +71,6 @@ def test_the_cache_of_the_published_model():
   assert sum(sizes) == 786_432
 
 
-def test_heads_that_share_keys_are_copies_of_them():
-  shared = dataclasses.replace(SMALL, exit_gate="none")
-  apart = dataclasses.replace(shared, num_key_value_heads=0)
-  params = examples.params_of(looped, shared, SPEC)
-  layers = dict(params["layers"], attention=dict(params["layers"]["attention"]))
-  for name in ("key", "value"):
-    kernel = layers["attention"][name]["kernel"]  # [L, D, G d_h]
-    heads = kernel.reshape(*kernel.shape[:-1], 2, 4)
-    copied = jnp.repeat(heads, 2, axis=-2).reshape(*kernel.shape[:-1], -1)
-    layers["attention"][name] = {"kernel": copied}
-  found, expected = (
-    examples.run(looped, config, SPEC, batch()["inputs"], tree).logits
-    for config, tree in (
-      (apart, {**params, "layers": layers}),
-      (shared, params),
-    )
-  )
-  np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
 def plain(params):
   """Losses [K, B, T] and gate logits, with an array of all logits."""
   data, model = batch(), examples.merged(looped, SMALL, SPEC, params)

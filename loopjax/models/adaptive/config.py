@@ -1,15 +1,16 @@
 """The settings of adaptive models, and their FLOPs."""
 
 import dataclasses
-
-from flax import nnx
+import functools
 
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import memory
 from loopjax.nn import block, norm, stack
-from loopjax.nn import shape as shape_lib
+from loopjax.nn.shape import Shape
 from loopjax.types import TaskSpec
+
+_NORMS = {"layernorm": norm.layer_norm, "rmsnorm": norm.rms_norm}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Config(stack.StackConfig):
   tied: bool = False
 
   def __post_init__(self) -> None:
-    checks.one_of("model", self, norm=("layernorm", "rmsnorm"))
+    checks.one_of("model", self, norm=_NORMS)
     super().__post_init__()
     checks.one_of(
       "model",
@@ -102,19 +103,10 @@ class Config(stack.StackConfig):
         " model.halting_mass=remainder, for which the weights sum to 1"
       )
 
-  def block_shape(self) -> shape_lib.Shape:
+  def block_shape(self) -> Shape:
     """Structure of the blocks; raises UserError if it is invalid."""
-    return shape_lib.Shape(
-      self.width,
-      self.num_heads,
-      num_key_value_heads=self.num_heads,
-      head_width=shape_lib.head_width(self.width, self.num_heads),
-      mlp_width=shape_lib.mlp_width(self.width, self.mlp_ratio),
-      mlp=self.mlp,
-      norm=norm.NORMS[self.norm],
-      causal=True,
-      init=nnx.initializers.normal(self.init_std),
-    )
+    made = functools.partial(_NORMS[self.norm], epsilon=self.norm_epsilon)
+    return dataclasses.replace(super().block_shape(), norm=made)
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

@@ -24,8 +24,6 @@ class Config(stack.StackConfig):
   Those of `stack.StackConfig`, and:
 
   Attributes:
-    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
-    head_width: d_h; 0 for D / H.
     norm_order: RMS norms of a block, "pre" or "branch" (Ouro), see
       `stack.NORM_ORDERS`.
     num_loops: K, number of loops in training.
@@ -72,8 +70,6 @@ class Config(stack.StackConfig):
   mlp_ratio: float = 2.75
   rope_base: float = 1e6
   precision: str = "bfloat16"
-  num_key_value_heads: int = 0
-  head_width: int = 0
   norm_order: str = "branch"
   num_loops: int = 4
   tied: bool = False

@@ -44,8 +44,6 @@ class Config(stack.StackConfig):
       `depth`.
     dropout: dropout rate on embeddings and on the outputs of attention and MLP,
       in training.
-    num_key_value_heads: G, each shared by H / G query heads; 0 for H.
-    head_width: d_h; 0 for D / H.
     qk_norm: whether each head's queries and keys have an RMS norm, before the
       rotation.
     qk_bias: whether queries and keys have a bias, before the rotation.
@@ -55,7 +53,6 @@ class Config(stack.StackConfig):
       "plain", without a gain; and the norm of the read-out "per_loop" (Ouro)
       or, once, before the "coda" (Huginn).
     prelude_norm: whether the prelude ends with an RMS norm (Parcae).
-    norm_epsilon: what is added to the mean square in norms with a gain.
     injection: how the prelude's output enters every loop, see
       `loop.injection`.
     anchor_scale: alpha of "anchor": after every loop alpha e is added.
@@ -83,15 +80,12 @@ class Config(stack.StackConfig):
   num_coda: int = 2
   num_loops: int = 32
   dropout: float = 0.0
-  num_key_value_heads: int = 0
-  head_width: int = 0
   qk_norm: bool = False
   qk_bias: bool = False
   value_bias: bool = False
   norm_order: str = "sum"
   loop_norm: str = "coda"
   prelude_norm: bool = False
-  norm_epsilon: float = 1e-6
   injection: str = "linear"
   anchor_scale: float = 1.0
   state: str = "normal"
@@ -124,7 +118,7 @@ class Config(stack.StackConfig):
     injection.check(self.injection)
     checks.at_least(
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
-      num_with_gradient=0, depth_sigma=0, state_std=0, norm_epsilon=0,
+      num_with_gradient=0, depth_sigma=0, state_std=0,
     )  # fmt: skip
     drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")

@@ -12,6 +12,7 @@ from loopjax.types import TaskSpec
 
 # The settings that belong together; the others are at the top level.
 GROUPS = {
+  "blocks": ("num_key_value_heads", "head_width", "norm_epsilon"),
   "memory": (
     "memory", "memory_mlp", "num_memory_heads", "key_width", "value_width",
     "A_range", "dt_range", "negative_eigenvalues",
