@@ -252,6 +252,7 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
         _tokenised(found, tokenizer),
         config.sequence_length,
         tokenizer.num_ids,
+        config.packed,
       )
       for split, found in by_split.items()
     },
