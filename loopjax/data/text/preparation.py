@@ -394,6 +394,7 @@ def _key(job: Job, paths: Sequence[str]) -> str:
     # Without these, the checksum equals older versions', which lacked them.
     *([job.text_bytes] if job.text_bytes else []),
     *([config.separator] if config.separator != SEPARATOR else []),
+    *([] if config.packed else ["apart"]),
   )
   return hashlib.sha256(repr(settings).encode()).hexdigest()
 
