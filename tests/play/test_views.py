@@ -253,12 +253,10 @@ def test_english_questions_hold_their_line_end():
   assert parsed.places == (8, 8)
 
 
-def test_a_text_of_its_own_is_saved_as_it_was_shown(inspectors, gated):
-  pytest.importorskip("httpx")
-  testclient = pytest.importorskip("starlette.testclient")
-  from loopjax.play import server
-
-  client = testclient.TestClient(server.make(inspectors["looped"], [gated]))
+def test_a_text_of_its_own_is_saved_as_it_was_shown(
+  inspectors, gated, client_of
+):
+  client = client_of(inspectors["looped"], [gated])
   found = client.get("/random").json()
   export = client.get("/export", params={"prompt": found["prompt"]})
   assert data_of(export.text)["thoughts"] == [found]
