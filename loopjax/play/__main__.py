@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     prog="python -m loopjax.play",
     description=(
       "Shows in the browser what a trained model predicts after each loop: for"
-      " a puzzle, a text or a multi-hop question."
+      " a puzzle, a text, a multi-hop question or a cycle."
     ),
   )
   parser.add_argument(
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     default=[],
     help=(
       "input, may be repeated: a puzzle, row by row, with . for a blank; a"
-      " text; or a question"
+      " text; a question; or a cycle's edges, a>b c>a b>c"
     ),
   )
   parser.add_argument(

@@ -130,6 +130,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
   "sudoku": ("play",),
   "text": ("play", "generate"),
   "multihop": ("play",),
+  "depo": ("play",),
 }
 _FLAGS = {"generate": " --prompt=TEXT"}
 
