@@ -117,7 +117,8 @@ details { border: 1px solid var(--line); border-radius: 6px;
 summary { cursor: pointer; font-weight: 500; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
 @media (max-width: 30rem) { body { padding: 1rem .75rem 3rem; }
-  th, td { padding: .3rem .4rem; } }
+  th, td { padding: .3rem .4rem; } p:has(> img) { overflow-x: auto; }
+  img { max-width: none; width: max(100%, .6 * var(--drawn)); } }
 @media print { body { max-width: none; padding: 0; font-size: 9pt; }
   h2 { break-after: avoid; } tr, img, pre { break-inside: avoid; }
   table { display: table; font-size: 7.5pt; } th, td { padding: .15rem .3rem; }
@@ -167,8 +168,11 @@ def _embed(
   for token in tokens:
     for inner in token.children or ():
       if inner.type == "image":
-        data = base64.b64encode(pictures[str(inner.attrs["src"])]).decode()
+        png = pictures[str(inner.attrs["src"])]
+        data = base64.b64encode(png).decode()
         inner.attrSet("src", f"data:image/png;base64,{data}")
+        # Its width, with which labels stay legible on narrow screens.
+        inner.attrSet("style", f"--drawn: {int.from_bytes(png[16:20])}px")
 
 
 def _mark_columns(tokens: Sequence[token_lib.Token]) -> None:

@@ -2,6 +2,6 @@
 
 `python -m loopjax.play WORKDIR` serves it locally, or writes it to a file that
 needs no server. `load` creates the inspector for the run's task, with `puzzle`,
-`text` or `questions`, each of which has a part of the page in views/. `page`
-makes the HTML, and `server` answers the browser.
+`text`, `questions` or `cycle`, each of which has a part of the page in views/.
+`page` makes the HTML, and `server` answers the browser.
 """

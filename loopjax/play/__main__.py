@@ -6,6 +6,7 @@ import pathlib
 import socket
 
 from loopjax import checks
+from loopjax.commands import hosts
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.play import load, page
 from loopjax.play.page import Inspection
@@ -21,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     prog="python -m loopjax.play",
     description=(
       "Shows in the browser what a trained model predicts after each loop: for"
-      " a puzzle, a text or a multi-hop question."
+      " a puzzle, a text, a multi-hop question or a cycle."
     ),
   )
   parser.add_argument(
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     default=[],
     help=(
       "input, may be repeated: a puzzle, row by row, with . for a blank; a"
-      " text; or a question"
+      " text; a question; or a cycle's edges, a>b c>a b>c"
     ),
   )
   parser.add_argument(
@@ -54,6 +55,12 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
   )
+  parser.add_argument(
+    "--allowed_hosts",
+    default="",
+    metavar="NAMES",
+    help="public host names of this server behind a proxy, comma-separated",
+  )
   options = parser.parse_args(argv)
   _play(options)
   return 0
@@ -64,6 +71,7 @@ def _play(options: argparse.Namespace) -> None:
     raise UserError(f"--random={options.random} must be at least 1")
   if not 0 <= options.port <= 65_535:
     raise UserError(f"--port={options.port} must be in [0, 65535]")
+  names = [*hosts.LOCAL, *hosts.allowed(options.allowed_hosts)]
   for prompt in options.prompt:
     checks.unicode("--prompt", prompt)
   user_cache.keep_compiled()
@@ -97,7 +105,7 @@ def _play(options: argparse.Namespace) -> None:
     contextlib.suppress(KeyboardInterrupt),
   ):
     print(f"http://{_HOST}:{listener.getsockname()[1]}", flush=True)
-    app = server.make(inspector, found, begin)
+    app = server.make(inspector, found, begin, names)
     config = uvicorn.Config(app, log_level="warning")
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
-from loopjax.play import puzzle, questions, text
+from loopjax.play import cycle, puzzle, questions, text
 from loopjax.play.page import Inspector
 
 Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Inspector]
@@ -14,6 +14,7 @@ VIEWS: Mapping[str, Load] = {
   "sudoku": puzzle.load,
   "text": text.load,
   "multihop": questions.load,
+  "depo": cycle.load,
 }
 
 

@@ -3,23 +3,47 @@
 import functools
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from loopjax.commands import hosts as hosts_lib
 from loopjax.errors import UserError, one_line
 from loopjax.play import page
 from loopjax.play.page import Inspection, Inspector
+
+
+class _KnownHosts:
+  """Rejects requests of other hosts, and of other sites' pages."""
+
+  def __init__(self, app: Any, hosts: Collection[str]):
+    self._app, self._hosts = app, hosts
+
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    app = self._app
+    if scope["type"] == "http":
+      headers = Headers(scope=scope)
+      asked = [headers.get("host", "")]
+      if (origin := headers.get("origin")) is not None:
+        asked.append(origin.partition("//")[2] or origin)
+      refusals = (hosts_lib.refusal(host, self._hosts) for host in asked)
+      if error := next(filter(None, refusals), ""):
+        app = JSONResponse({"error": error}, status_code=400)
+    await app(scope, receive, send)
 
 
 def make(
   inspector: Inspector,
   inspections: Sequence[Inspection],
   begin: Callable[[], Sequence[Inspection]] = tuple,
+  hosts: Collection[str] = hosts_lib.LOCAL,
 ) -> Starlette:
   """The application.
 
@@ -36,6 +60,7 @@ def make(
     inspections: initial inspections of the page.
     begin: makes the initial inspections on the first request, if the page has
       none: compiling takes seconds.
+    hosts: permitted names in the headers Host and Origin; "*" permits any.
   """
   shown = {inspection["prompt"]: inspection for inspection in inspections}
   one_at_a_time = threading.Lock()  # An inspector's engine has one caller.
@@ -95,5 +120,6 @@ def make(
       Route("/think", inspect, methods=["POST"]),
       Route("/random", random),
       Route("/export", export),
-    ]
+    ],
+    middleware=[Middleware(_KnownHosts, hosts=hosts)],
   )

@@ -8,7 +8,6 @@ and streamed responses alike.
 import asyncio
 import contextlib
 import hmac
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from loopjax.commands import hosts as hosts_lib
 from loopjax.errors import UserError
 from loopjax.serve import fields, protocol
 from loopjax.serve.answers import Answer
@@ -41,11 +41,7 @@ _BODY_SECONDS = 30  # Maximum time for a request body to arrive.
 
 
 class _Middleware:
-  """Rejects requests of other hosts or without the bearer token, and counts.
-
-  Names of hosts prevent DNS rebinding, by which pages of other sites could read
-  answers.
-  """
+  """Rejects requests of other hosts or without the bearer token, and counts."""
 
   def __init__(
     self, app: Any, token: str, hosts: Sequence[str], metrics: ServerMetrics
@@ -67,14 +63,10 @@ class _Middleware:
     expected = f"Bearer {self._token}".encode()
     app = self._app
     host = headers.get(b"host", b"").decode("latin-1")
-    name = re.sub(r":\d*$", "", host).lower()
     is_open = scope["path"] == "/health"  # It says nothing about answers.
-    if not is_open and not {name, "*"} & set(self._hosts):
-      app = _error_response(
-        ClientError(
-          f"unknown host {host[:80]!r}; --allowed_hosts sets the allowed names"
-        )
-      )
+    refusal = "" if is_open else hosts_lib.refusal(host, self._hosts)
+    if refusal:
+      app = _error_response(ClientError(refusal))
     elif (
       self._token and not is_open and not hmac.compare_digest(given, expected)
     ):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import uvicorn
 
+from loopjax.commands import hosts
 from loopjax.errors import UserError
 from loopjax.generate import chat, source, warm
 from loopjax.generate.engine import Engine
@@ -22,7 +23,6 @@ from loopjax.serve.prompt_scores import PromptScorer
 from loopjax.serve.protocol import ServedModel
 from loopjax.serve.worker import Worker
 
-_LOCAL = ("127.0.0.1", "localhost")  # Hosts that need no token.
 _MIN_TOKEN_LENGTH = 16  # Characters.
 _GRACE_SECONDS = 30  # Time for running requests after a shutdown signal.
 # Longer than clients keep theirs (httpx: 5 s): else both end one at the same
@@ -146,15 +146,15 @@ def _server(
   options: Options, served: list[tuple[Worker, ServedModel]], token: str
 ) -> uvicorn.Server:
   """The server of some models."""
-  names = _list(options.allowed_hosts)
-  hosts = [*_LOCAL, *names] if names or options.host in _LOCAL else ["*"]
+  names = hosts.allowed(options.allowed_hosts)
+  is_local = options.host in hosts.LOCAL
   return uvicorn.Server(
     uvicorn.Config(
       app_lib.make_app(
         served,
         token=token,
-        hosts=[name.lower() for name in hosts],
-        origins=_list(options.cors),
+        hosts=[*hosts.LOCAL, *names] if names or is_local else ["*"],
+        origins=hosts.listed(options.cors),
       ),
       http=connections.limited(options.max_connections),
       log_level="warning",
@@ -198,11 +198,6 @@ def _ignored(number: signal.Signals):
     signal.signal(number, before)
 
 
-def _list(text: str) -> list[str]:
-  """The parts of a comma-separated flag."""
-  return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _template(folder: pathlib.Path) -> chat.Template | None:
   """The chat template; None if there is none."""
   try:
@@ -215,7 +210,7 @@ def _template(folder: pathlib.Path) -> chat.Template | None:
 def _token(options: Options) -> str:
   """The bearer token; "" if only local clients can connect."""
   if options.token_file is None:
-    if options.host in _LOCAL:
+    if options.host in hosts.LOCAL:  # They need no token.
       return ""
     raise UserError(
       f"--host={options.host} accepts connections from other machines; give"
@@ -250,12 +245,8 @@ def _bind(options: Options) -> socket.socket:
 def _check(options: Options) -> None:
   """Raises UserError for flags that are out of range or contradictory."""
   source.check(options.model)
-  for name in _list(options.allowed_hosts):
-    if name != "*" and not re.fullmatch(r"[\w.-]+", name):
-      raise UserError(
-        f"--allowed_hosts={name} is not a name such as api.example.org"
-      )
-  for origin in _list(options.cors):
+  hosts.allowed(options.allowed_hosts)
+  for origin in hosts.listed(options.cors):
     if origin != "*" and not re.fullmatch(r"https?://[^/]+", origin):
       raise UserError(
         f"--cors={origin} is not an origin such as https://example.org"

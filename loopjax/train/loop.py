@@ -374,7 +374,7 @@ def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
 
 
 def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:
-  """ " at FILE:LINE" of the innermost frame in the package; "" if none."""
+  """ " at PATH:NUMBER", the package's innermost line; "" if there is none."""
   found, trace = "", error.__traceback__
   while trace:
     path = trace.tb_frame.f_code.co_filename

@@ -129,6 +129,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
   "sudoku": ("play",),
   "text": ("play", "generate"),
   "multihop": ("play",),
+  "depo": ("play",),
 }
 _FLAGS = {"generate": " --prompt=TEXT"}
 

@@ -1,4 +1,4 @@
-"""A browser, if installed."""
+"""A browser and a client of the page's server, if installed."""
 
 import shutil
 
@@ -16,3 +16,17 @@ def browser():
     browser = driver.chromium.launch(**options)
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def client_of():
+  """Creates a client of the server of an inspector's page."""
+  pytest.importorskip("httpx")
+  testclient = pytest.importorskip("starlette.testclient")
+  from loopjax.play import server
+
+  def make(*arguments):
+    app = server.make(*arguments)
+    return testclient.TestClient(app, base_url="http://localhost:8000")
+
+  return make

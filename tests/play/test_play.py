@@ -159,12 +159,8 @@ def test_the_page_has_its_data_and_loads_nothing(inspector, inspection):
   assert not re.search(r"src=|https?://|@import|url\(", text)
 
 
-def test_the_server_answers(inspector, inspection):
-  pytest.importorskip("httpx")
-  testclient = pytest.importorskip("starlette.testclient")
-  from loopjax.play import server
-
-  client = testclient.TestClient(server.make(inspector, [inspection]))
+def test_the_server_answers(inspector, inspection, client_of):
+  client = client_of(inspector, [inspection])
   assert data_of(client.get("/").text)["served"]
   assert client.post("/think", content=PUZZLE).json() == inspection
   for prompt, message in (("12", "2 cells"), (200_000 * ".", "200000 cells")):
@@ -182,26 +178,38 @@ def test_the_server_answers(inspector, inspection):
   assert "four.html" in export.headers["content-disposition"]
 
 
-def test_the_page_comes_before_what_it_begins_with(inspector, inspection):
-  pytest.importorskip("httpx")
-  testclient = pytest.importorskip("starlette.testclient")
-  from loopjax.play import server
+def test_other_sites_cannot_ask_the_server(inspector, inspection, client_of):
+  """By DNS rebinding, or by a page whose script only sends."""
+  client = client_of(inspector, [inspection])
+  named = client_of(inspector, [inspection], tuple, ["play.example"])
+  mine, other = "http://localhost:8000", "http://evil.example:8000"
+  for path in ("/", "/begin", "/random?level=easy", f"/export?prompt={PUZZLE}"):
+    assert client.get(path, headers={"host": "127.0.0.1"}).is_success
+    refused = client.get(path, headers={"host": "evil.example:8000"})
+    assert refused.status_code == 400
+    assert "unknown host 'evil.example:8000'" in refused.json()["error"]
+    assert named.get(path).status_code == 400
+    assert named.get(path, headers={"host": "Play.example"}).is_success
+  for origin, status in ((mine, 200), (other, 400), ("null", 400)):
+    headers = {"origin": origin}
+    found = client.post("/think", content=PUZZLE, headers=headers)
+    assert found.status_code == status
 
+
+def test_the_page_comes_before_what_it_begins_with(
+  inspector, inspection, client_of
+):
   made = []
   begin = lambda: made.append(1) or [inspection]  # noqa: E731
-  client = testclient.TestClient(server.make(inspector, [], begin))
+  client = client_of(inspector, [], begin)
   assert data_of(client.get("/").text)["thoughts"] == [] and not made
   for _ in range(2):
     assert client.get("/begin").json() == [inspection]
   assert len(made) == 1
 
 
-def test_an_inspector_has_one_caller(inspector, inspection):
+def test_an_inspector_has_one_caller(inspector, inspection, client_of):
   """Several visitors, and one who reloads: its engine is not for two."""
-  pytest.importorskip("httpx")
-  testclient = pytest.importorskip("starlette.testclient")
-  from loopjax.play import server
-
   calls, lock = [], threading.Lock()
 
   def alone(*arguments):
@@ -215,7 +223,7 @@ def test_an_inspector_has_one_caller(inspector, inspection):
 
   facts = inspector.facts | {"levels": []}
   only = inspector._replace(facts=facts, inspect=alone, random=alone)
-  client = testclient.TestClient(server.make(only, [], lambda: [alone()]))
+  client = client_of(only, [], lambda: [alone()])
   with futures.ThreadPoolExecutor() as threads:
     asked = [
       *(threads.submit(client.post, "/think", content=x) for x in "abc"),
@@ -256,6 +264,7 @@ def test_mistakes_are_one_line(workdir, tmp_path, refusal, monkeypatch):
     ([str(other)], "'automaton' has no view"),
     ([str(workdir), "--num_loops=0"], "--num_loops=0 must be at least 1"),
     ([str(workdir), "--random=0"], "--random=0 must be"),
+    ([str(workdir), "--allowed_hosts=*.b"], "--allowed_hosts=*.b is not a"),
     ([str(workdir), "--prompt=12"], "2 cells"),
     ([str(workdir), "--prompt=\udcff"], "--prompt is not UTF-8"),
     ([str(workdir), f"--export={tmp_path}"], "cannot be written"),
@@ -390,13 +399,11 @@ def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   assert not tab.locator("#keys").is_visible()  # No keyboard.
 
 
-def test_a_reader_writes_a_puzzle_on_the_board(inspector, inspection, browser):
+def test_a_reader_writes_a_puzzle_on_the_board(
+  inspector, inspection, browser, client_of
+):
   """With the keyboard alone, and with the mouse alone."""
-  pytest.importorskip("httpx")
-  testclient = pytest.importorskip("starlette.testclient")
-  from loopjax.play import server
-
-  client = testclient.TestClient(server.make(inspector, [inspection]))
+  client = client_of(inspector, [inspection])
   tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
   mistakes = []
   tab.on("pageerror", lambda error: mistakes.append(str(error)))

@@ -1,5 +1,7 @@
 """Texts and questions on the page: its content equals the model's outputs."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,12 +255,10 @@ def test_english_questions_hold_their_line_end():
   assert parsed.places == (8, 8)
 
 
-def test_a_text_of_its_own_is_saved_as_it_was_shown(inspectors, gated):
-  pytest.importorskip("httpx")
-  testclient = pytest.importorskip("starlette.testclient")
-  from loopjax.play import server
-
-  client = testclient.TestClient(server.make(inspectors["looped"], [gated]))
+def test_a_text_of_its_own_is_saved_as_it_was_shown(
+  inspectors, gated, client_of
+):
+  client = client_of(inspectors["looped"], [gated])
   found = client.get("/random").json()
   export = client.get("/export", params={"prompt": found["prompt"]})
   assert data_of(export.text)["thoughts"] == [found]
@@ -286,6 +286,8 @@ def opened(browser, tmp_path):
 
 
 def test_a_reader_moves_the_sliders(inspectors, gated, opened):
+  gated = copy.deepcopy(gated)
+  gated["candidates"][1][4][0][0] = "\r"
   tab = opened(inspectors["looped"], [gated])
   tokens = tab.locator("#tokens .token")
   assert tokens.count() == len(gated["tokens"])
@@ -310,6 +312,7 @@ def test_a_reader_moves_the_sliders(inspectors, gated, opened):
   ]
   cell = rows.nth(1).locator("td").first.inner_text()
   share = gated["candidates"][1][4][0][1] / 10
+  assert cell.startswith("␍")  # Control characters have signs.
   assert cell.endswith(f"{share:.1f} %" if share < 10 else f"{share:.0f} %")
   tab.keyboard.press("Escape")
   last = len(gated["tokens"]) - 1

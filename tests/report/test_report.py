@@ -776,6 +776,10 @@ def test_the_page_loads_nothing_and_runs_nothing(workdir):
   sources = re.findall(r'(?:src|href)="([^"]*)"', html)
   assert sources
   assert all(source.startswith("data:image/png;base64,") for source in sources)
+  # On a phone a picture has three fifths of its width, at least.
+  assert html.count('style="--drawn: ') == html.count("<img")
+  assert 'style="--drawn: 1px"' in html
+  assert "width: max(100%, .6 * var(--drawn))" in html
   assert "<script" not in html
   assert "@import" not in html
   assert "url(" not in html

@@ -1,0 +1,44 @@
+"""Names of a server's host that requests may have.
+
+A server that checks them is safe from DNS rebinding, by which pages of other
+sites could read its answers.
+"""
+
+import re
+from collections.abc import Collection
+
+from loopjax.errors import UserError
+
+LOCAL = ("127.0.0.1", "localhost")
+
+
+def listed(flag: str) -> list[str]:
+  """The parts of a comma-separated flag."""
+  return [part.strip() for part in flag.split(",") if part.strip()]
+
+
+def allowed(flag: str) -> list[str]:
+  """The names of --allowed_hosts, in lower case; "*" permits any.
+
+  Raises:
+    UserError: one of them is not a name.
+  """
+  names = listed(flag)
+  for name in names:
+    if name != "*" and not re.fullmatch(r"[\w.-]+", name):
+      raise UserError(
+        f"--allowed_hosts={name} is not a name such as api.example.org"
+      )
+  return [name.lower() for name in names]
+
+
+def refusal(host: str, names: Collection[str]) -> str:
+  """Why a host is refused; "" if it is permitted.
+
+  Args:
+    host: name and port, as in the Host header or after "//" in an origin.
+    names: those that are permitted, in lower case; "*" permits any.
+  """
+  if {re.sub(r":\d*$", "", host).lower(), "*"} & set(names):
+    return ""
+  return f"unknown host {host[:80]!r}; --allowed_hosts sets the allowed names"
