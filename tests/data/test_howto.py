@@ -8,15 +8,20 @@ import sys
 import textwrap
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests_support import ROOT, command, refused
 
 import loopjax
+from loopjax import config as config_lib
 from loopjax import main as main_lib
+from loopjax import program
 from loopjax.data import TASKS, checked, pipeline
 from loopjax.errors import UserError
 from loopjax.models import MODELS
+from loopjax.train import evaluate, procedure
 from loopjax.types import Dataset
 
 HOWTO = ROOT / "docs" / "howto"
@@ -134,6 +139,28 @@ def test_scores_are_of_rows_and_have_the_headline(parity):
   del score["exact_match"]
   with refused("HEADLINE: score returns no 'exact_match', but accuracy"):
     checked.scores(parity, score, 4)
+
+
+def test_a_run_checks_batches_and_scores(parity):
+  def run_with(**changes):
+    TASKS["broken"] = variant(parity, **changes)
+    config = config_lib.make("looped", "broken")
+    small = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 1}
+    config_lib.override(config, {f"model.{k}": v for k, v in small.items()})
+    config_lib.override(config, {"eval.depth_factor": 0})
+    settings = config_lib.resolve(config)
+    made = program.make_program(settings, devices=jax.devices()[:1])
+    found = procedure.make_datasets(settings, made.mesh, ["test"])["test"]
+    evaluate.check_metric(made, found, "test/loss")  # Compiles nothing.
+
+  try:
+    with refused(r"parity.score: 'loss' has shape \[\], expected \[256\]"):
+      run_with(score=lambda output, batch: {"loss": jnp.zeros(())})
+    batches = batches_with(parity, lambda x: {"inputs": x["inputs"]})
+    with refused("parity.make_dataset, split 'test': batches have no 'target"):
+      run_with(make_dataset=batches)
+  finally:
+    del TASKS["broken"]
 
 
 @pytest.fixture
