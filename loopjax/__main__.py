@@ -3,6 +3,7 @@
 Subcommands take the flags of their modules.
 """
 
+import os
 import runpy
 import sys
 
@@ -60,6 +61,10 @@ def main() -> None:
     said = f"unknown command {word!r}; expected one of {known}{near}"
     print(f"error: {said}", file=sys.stderr)
     sys.exit(2)
+  # As with `python -m`, modules of the current folder can be imported: a
+  # config may name a family or task there.
+  if not sys.flags.safe_path and os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
   module, *flags = _WORDS[word]
   sys.argv = [f"loopjax {word}", *flags, *rest]
   runpy.run_module(module, run_name="__main__", alter_sys=True)

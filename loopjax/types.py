@@ -51,7 +51,8 @@ class TaskSpec:
     vocab_size: V, number of token ids, including padding.
     sequence_length: T, number of tokens of an example.
     coordinates: integer coordinates of every position: (row, column, box) on a
-      board, (index,) in text. Nested tuples, so that the record is hashable.
+      board. The default is (index,). Nested tuples, so that the record is
+      hashable.
     num_padding_tokens: number of ids at the end of the vocabulary that are not
       real tokens; models that decode distributions over tokens exclude them.
     num_answer_tokens: number of tokens at the end of every sequence that are
@@ -67,12 +68,19 @@ class TaskSpec:
 
   vocab_size: int
   sequence_length: int
-  coordinates: tuple[tuple[int, ...], ...] = dataclasses.field(repr=False)
+  coordinates: tuple[tuple[int, ...], ...] = dataclasses.field(
+    default=(), repr=False
+  )
   num_padding_tokens: int = 0
   num_answer_tokens: int = 0
   coordinate_names: tuple[str, ...] = ("position",)
   packs_documents: bool = False
   predicts_next: bool = False
+
+  def __post_init__(self) -> None:
+    if not self.coordinates:
+      indices = tuple((i,) for i in range(self.sequence_length))
+      object.__setattr__(self, "coordinates", indices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,5 +169,9 @@ class Dataset:
   """
 
   batches: "grain.MapDataset"
-  groups: Mapping[str, tuple[str, ...]]
-  facts: Mapping[str, int | float | str]
+  groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  facts: Mapping[str, int | float | str] = dataclasses.field(
+    default_factory=dict
+  )

@@ -40,8 +40,7 @@ class Config:
 
 def spec(config: Config) -> TaskSpec:
   """Two tokens, 0 and 1, in rows of `length`."""
-  places = tuple((i,) for i in range(config.length))
-  return TaskSpec(2, config.length, coordinates=places)
+  return TaskSpec(vocab_size=2, sequence_length=config.length)
 
 
 def abstract_batch(
@@ -78,7 +77,7 @@ def make_dataset(
     )
   else:
     batches = pipeline.evaluation_batches(make, num, batch_size, rows)
-  return Dataset(batches, groups={}, facts={})
+  return Dataset(batches)
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:

@@ -12,6 +12,7 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.data import TASKS
+from loopjax.data import checked as data_checked
 from loopjax.errors import UserError, local_path, writing
 from loopjax.hub import convert
 from loopjax.library import checked, text, training
@@ -172,12 +173,15 @@ def datasets(
   named = {f"task__{name}": value for name, value in settings.items()}
   config = _config("transformer", task, named)
   record: Any = config_lib.record("task", dict(config.task))
-  return {
-    split: Split(
-      TASKS[task].make_dataset(record, split, batch_size=batch_size, seed=seed)
+  module, found = TASKS[task], {}
+  for split in SPLITS:
+    dataset = module.make_dataset(
+      record, split, batch_size=batch_size, seed=seed
     )
-    for split in SPLITS
-  }
+    found[split] = Split(
+      data_checked.dataset(module, record, split, batch_size, dataset)
+    )
+  return found
 
 
 def _config(

@@ -1,9 +1,9 @@
 """The parameter table: sharding, optimizer and decay of every parameter.
 
-A new kind of parameter needs a row here; a parameter without one is an error at
-the start of a run. Patterns match the end of a path: parameters of a stack of
-layers have the names of one layer's parameters and an additional leading
-dimension.
+A new kind of parameter needs a row here, or `register` from outside of this
+package; a parameter without one is an error at the start of a run. Patterns
+match the end of a path: parameters of a stack of layers have the names of one
+layer's parameters and an additional leading dimension.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Row:
   decay: str
 
 
-# The first row whose pattern matches applies.
+# The first row whose pattern matches applies; those of `register` come last.
 TABLE = (
   # LoopFormer's maps of one vector per loop. A modulation is four maps.
   Row("((time|size)_embedding/input|modulation)/kernel", P("fsdp", "tensor"),
@@ -103,6 +103,26 @@ TABLE = (
   Row("(kernel|embedding)/B", P(None, ("fsdp", "tensor")), "adamw", "matrices"),
 )  # fmt: skip
 
+_REGISTERED: dict[str, Row] = {}  # By pattern.
+
+
+def register(*rows: Row) -> None:
+  """Adds rows for the parameters of a model that is not in this package.
+
+  The module of the family calls it when it is imported. A row applies to
+  parameters that no row of TABLE matches.
+
+  Raises:
+    UserError: a row has another optimizer or decay than `Row` lists.
+  """
+  for row in rows:
+    if row.optimizer not in ("muon", "adamw") or row.decay not in DECAYS:
+      raise UserError(
+        f"parameter row {row.pattern!r}: optimizer {row.optimizer!r} must be"
+        f" muon or adamw, and decay {row.decay!r} one of {', '.join(DECAYS)}"
+      )
+    _REGISTERED[row.pattern] = row
+
 
 def rows(params: Any) -> Any:
   """The Row of every parameter, in a tree with the same structure.
@@ -117,7 +137,7 @@ def rows(params: Any) -> Any:
 
   def row(path, leaf) -> Row:
     name = name_of(path)
-    for row in TABLE:
+    for row in (*TABLE, *_REGISTERED.values()):
       if re.search(f"(^|/)({row.pattern})$", name):
         if leaf.ndim < len(row.split):
           raise UserError(
@@ -125,7 +145,12 @@ def rows(params: Any) -> Any:
             f" {__name__}.TABLE is for {len(row.split)} dimensions"
           )
         return row
-    raise UserError(f"parameter {name}: no row of {__name__}.TABLE matches it")
+    own = name.rpartition("/")[2]
+    raise UserError(
+      f"parameter {name} {list(leaf.shape)}: no row of {__name__}.TABLE matches"
+      " it; outside of the package, the family's module adds one:"
+      f" parameters.register(parameters.Row({own!r}, P(), 'adamw', 'all'))"
+    )
 
   return jax.tree_util.tree_map_with_path(row, params)
 

@@ -145,7 +145,6 @@ def train_step(
     "accepted" is 0 for a bad step and 1 for all others.
   """
   key = jax.random.fold_in(state.key, state.step)
-
   params, base, pull_back = _adapted(state, alpha)
 
   def loss_of(params, batch, key, step, frozen):
@@ -154,7 +153,8 @@ def train_step(
     teacher = None
     if teacher_graphdef is not None:
       teacher = nnx.merge(teacher_graphdef, teacher_params)
-    return loss_fn(model, batch, key, step, teacher)
+    loss, metrics = loss_fn(model, batch, key, step, teacher)
+    return loss, {"loss": loss, **metrics}
 
   metrics, carried, grads = gradients.gradients(
     loss_of,

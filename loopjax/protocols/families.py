@@ -313,8 +313,8 @@ class Loss(Protocol):
       teacher: the teacher, which is never updated; None without one.
 
     Returns:
-      (loss, f32 scalar; metrics: scalars and per-loop vectors by name,
-      including "loss"). The metrics of a family that carries state include
+      (loss, f32 scalar; metrics: scalars and per-loop vectors by name, to which
+      "loss" is added). The metrics of a family that carries state include
       "carried", the state for the next step.
     """
     ...

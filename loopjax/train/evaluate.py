@@ -11,11 +11,11 @@ import numpy as np
 
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax.data import pipeline
+from loopjax.data import checked, pipeline
 from loopjax.errors import UserError
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.run import metrics
-from loopjax.types import Dataset
+from loopjax.types import Batch, Dataset, Output
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
 Evaluator = Callable[..., dict[str, dict[str, float]]]
@@ -107,7 +107,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
     functools.partial(
       program_lib.on_mesh(mesh, eval_step_lib.eval_step),
       graphdef=program.graphdef,
-      score=task.score,
+      score=functools.partial(_scores, task),
       num_loops=settings.eval_loops,
       kind=settings.eval.execution,
       trace=tuple(
@@ -119,6 +119,13 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
     static_argnames="group_sizes",
     out_shardings=sharding.replicated(mesh),
   )
+
+
+def _scores(task: Any, output: Output, batch: Batch) -> dict[str, Any]:
+  """The task's scores, checked."""
+  found = task.score(output, batch)
+  checked.scores(task, found, len(batch["inputs"]))
+  return found
 
 
 def _group_sizes(dataset: Dataset) -> tuple[tuple[str, int], ...]:

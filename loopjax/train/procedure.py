@@ -19,6 +19,7 @@ from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import settings as settings_lib
+from loopjax.data import checked
 from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
 from loopjax.program import step
@@ -54,16 +55,20 @@ def make_datasets(
   """Datasets by split; raises UserError on missing or malformed files."""
   size = settings.eval.batch_size
   sizes = dict.fromkeys(SPLITS, size) | {"train": settings.run.batch_size}
-  return {
-    split: settings.task_module.make_dataset(
+  task, found = settings.task_module, {}
+  for split in splits:
+    rows = sharding.local_rows(mesh, sizes[split])
+    dataset = task.make_dataset(
       settings.task,
       split,
       batch_size=sizes[split],
       seed=settings.run.seed,
-      rows=sharding.local_rows(mesh, sizes[split]),
+      rows=rows,
     )
-    for split in splits
-  }
+    found[split] = checked.dataset(
+      task, settings.task, split, len(rows), dataset
+    )
+  return found
 
 
 def run(

@@ -24,7 +24,14 @@ def started(monkeypatch):
 
 def start(monkeypatch, *arguments):
   monkeypatch.setattr(sys, "argv", ["/somewhere/bin/loopjax", *arguments])
+  monkeypatch.setattr(sys, "path", [*sys.path])
   console.main()
+
+
+def test_modules_of_the_folder_come_last(started, monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  start(monkeypatch, "report")
+  assert sys.path[-1] == str(tmp_path)
 
 
 @pytest.mark.parametrize(

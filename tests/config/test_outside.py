@@ -1,9 +1,10 @@
-"""Families and tasks from outside the package."""
+"""Families and tasks from outside the package: the files of docs/howto."""
 
 import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -20,32 +21,6 @@ from loopjax.protocols import Registry
 from loopjax.report import __main__ as report_entry
 from loopjax.watch import runs as watch_runs
 
-FAMILY = '''
-"""A variant of a family, whose logits have a temperature."""
-
-import dataclasses
-
-from loopjax.models import looped
-
-
-@dataclasses.dataclass(frozen=True)
-class Config(looped.Config):
-  heat: float = 1.0
-
-
-class Model(looped.Model):
-  def readout_table(self):
-    return looped.Model.readout_table(self) / self.config.heat
-
-
-FAMILY = dataclasses.replace(looped.FAMILY, Config=Config, Model=Model)
-'''
-TASK = '''
-"""The task arithmetic under another name."""
-
-from loopjax.data.arithmetic.task import *
-'''
-
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
@@ -54,15 +29,15 @@ def packages(tmp_path_factory):
   package = folder / "outside_package"
   package.mkdir()
   (package / "__init__.py").write_text("")
-  (package / "warm.py").write_text(FAMILY)
-  (package / "sums.py").write_text(TASK)
+  for name in ("gated.py", "parity.py"):
+    shutil.copy(ROOT / "docs" / "howto" / name, package)
   (package / "empty.py").write_text("")
   return folder
 
 
 def forget(packages):
   """As in a process that has not read the package, or a folder of it."""
-  for registry, name in ((MODELS, "warm"), (TASKS, "sums")):
+  for registry, name in ((MODELS, "gated"), (TASKS, "parity")):
     if name in registry:
       del registry[name]
   for name in [x for x in sys.modules if x.startswith("outside_package")]:
@@ -72,12 +47,12 @@ def forget(packages):
 
 
 def config_of(task):
-  MODELS.register("warm", "outside_package.warm")
-  TASKS.register("sums", "outside_package.sums")
-  config = config_lib.make("warm", task)
+  MODELS.register("gated", "outside_package.gated")
+  TASKS.register("parity", "outside_package.parity")
+  config = config_lib.make("gated", task)
   small = {
     "model.width": 16, "model.num_layers": 1, "model.num_heads": 2,
-    "model.num_loops": 2, "model.heat": 2.0, "optim.warmup_steps": 2,
+    "model.num_loops": 2, "model.keep_logit": -1.0, "optim.warmup_steps": 2,
     "run.num_steps": 10, "run.batch_size": 8, "run.checkpoint_every": 10,
     "run.log_every": 10, "eval.depth_factor": 0, "eval.batch_size": 8,
   }  # fmt: skip
@@ -86,6 +61,8 @@ def config_of(task):
       "task.train_files": "made:arithmetic", "task.sequence_length": 16,
       "task.validation_share": 0.01, "task.test_share": 0.01,
     }  # fmt: skip
+  else:
+    small |= {"task.length": 8, "task.num_eval_examples": 16}
   config_lib.override(config, small)
   return config
 
@@ -95,7 +72,7 @@ def workdirs(packages, tmp_path_factory):
   """A trained run on text, and one on a task from outside."""
   folder = tmp_path_factory.mktemp("runs")
   sys.path.insert(0, str(packages))
-  for task in ("text", "sums"):
+  for task in ("text", "parity"):
     summary = train.run(config_of(task), folder / task, "train_and_eval")
     assert summary["status"] == "completed"
   forget(packages)
@@ -118,10 +95,10 @@ def missing(packages):
 
 
 def test_config_json_has_the_import_path(workdirs):
-  config = json.loads((workdirs / "sums" / "config.json").read_text())
-  assert config["model"]["name"] == "warm"
-  assert config["model"]["module"] == "outside_package.warm"
-  assert config["task"]["module"] == "outside_package.sums"
+  config = json.loads((workdirs / "parity" / "config.json").read_text())
+  assert config["model"]["name"] == "gated"
+  assert config["model"]["module"] == "outside_package.gated"
+  assert config["task"]["module"] == "outside_package.parity"
   config = json.loads((workdirs / "text" / "config.json").read_text())
   assert "module" not in config["task"]
 
@@ -134,19 +111,18 @@ def test_a_run_is_read_where_nothing_is_registered(workdirs, installed, capsys):
   assert text.startswith("1+2=")
   forget(None)
   model = loopjax.load(path)
-  assert model.about.settings.model.heat == 2
+  assert model.about.settings.model.keep_logit == -1
   again = model.generate("1+2=", num_tokens=4, temperature=0)
   assert text.strip() == f"1+2={again}".strip()
 
 
 def test_its_scores_have_their_names(workdirs, installed, tmp_path):
-  path = workdirs / "sums"
-  (name, *_) = TASKS["arithmetic"].HEADLINE
-  assert name.replace("_", " ") in watch_runs.read(path, 0.0).panels
+  path = workdirs / "parity"
+  assert "exact match" in watch_runs.read(path, 0.0).panels
   forget(None)
   assert command(report_entry.main, str(path), f"--out={tmp_path}") == 0
   (text,) = [x.read_text() for x in tmp_path.glob("*.md")]
-  assert re.search(rf"## {name.replace('_', ' ')} \S+ on \d+ test", text)
+  assert re.search(r"## exact match \S+ on \d+ test", text)
 
 
 def test_an_entry_point_adds_a_name(packages, tmp_path):
@@ -155,12 +131,12 @@ def test_an_entry_point_adds_a_name(packages, tmp_path):
   about.mkdir()
   (about / "METADATA").write_text("Name: outside\nVersion: 1.0\n")
   (about / "entry_points.txt").write_text(
-    "[loopjax.families]\nwarm = outside_package.warm\n"
-    "[loopjax.tasks]\nsums = outside_package.sums\n"
+    "[loopjax.families]\ngated = outside_package.gated\n"
+    "[loopjax.tasks]\nparity = outside_package.parity\n"
   )
   says = """
 from loopjax import config
-made = config.make("warm", "sums")
+made = config.make("gated", "parity")
 print(made.model.module, made.task.module)
 """
   done = subprocess.run(
@@ -171,7 +147,10 @@ print(made.model.module, made.task.module)
     capture_output=True,
     text=True,
   )
-  assert done.stdout.split() == ["outside_package.warm", "outside_package.sums"]
+  assert done.stdout.split() == [
+    "outside_package.gated",
+    "outside_package.parity",
+  ]
 
 
 def test_entry_points_are_read_for_unknown_names_alone(monkeypatch):
@@ -193,7 +172,7 @@ def test_entry_points_are_read_for_unknown_names_alone(monkeypatch):
 
 def test_a_module_that_cannot_be_imported_is_one_line(workdirs, missing):
   message = (
-    "model.name='warm': its module outside_package.warm cannot be imported "
+    "model.name='gated': its module outside_package.gated cannot be imported "
     ".*No module named.*; install .* or add its folder to PYTHONPATH"
   )
   with refused(message):
@@ -201,24 +180,26 @@ def test_a_module_that_cannot_be_imported_is_one_line(workdirs, missing):
 
 
 def test_a_module_without_a_family_is_one_line(installed):
-  MODELS.register("warm", "outside_package.empty")
+  MODELS.register("gated", "outside_package.empty")
   with refused(
-    "model.name='warm': outside_package.empty has no FAMILY; it mus"
+    "model.name='gated': outside_package.empty has no FAMILY; it mus"
   ):
-    config_lib.make("warm", "text")
-  TASKS.register("sums", "outside_package.empty")
-  with refused("'sums': outside_package.empty does not define Config, TRACES"):
-    config_lib.make("looped", "sums")
+    config_lib.make("gated", "text")
+  TASKS.register("parity", "outside_package.empty")
+  with refused(
+    "'parity': outside_package.empty does not define Config, TRACES"
+  ):
+    config_lib.make("looped", "parity")
 
 
 def test_a_name_has_one_module(installed):
   for _ in range(2):  # A config file may be executed more than once.
-    MODELS.register("warm", "outside_package.warm")
-  with refused("model.name='warm' is other.module here, but the name is taken"):
-    MODELS.register("warm", "other.module")
-  with refused("model.name='utm' is other.module here, but the name is taken"):
+    MODELS.register("gated", "outside_package.gated")
+  with refused("'gated' is other.module here, but the name is taken"):
+    MODELS.register("gated", "other.module")
+  with refused("'utm' is other.module here, but the name is taken"):
     MODELS.register("utm", "other.module")
-  config = config_lib.make("warm", "text")
+  config = config_lib.make("gated", "text")
   config.model.module = "other.module"
-  with refused("model.module is not outside_package.warm"):
+  with refused("model.module is not outside_package.gated"):
     config_lib.resolve(config)

@@ -1,16 +1,28 @@
-"""The task of docs/howto/task.md works as copied."""
+"""The files of docs/howto: a task and a family that users copy."""
 
 import importlib.util
 import itertools
+import re
+import shutil
 import sys
+import textwrap
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests_support import ROOT, command
+from tests_support import ROOT, command, refused
 
+import loopjax
+from loopjax import config as config_lib
 from loopjax import main as main_lib
-from loopjax.data import TASKS, pipeline
+from loopjax import program
+from loopjax.data import TASKS, checked, pipeline
 from loopjax.errors import UserError
+from loopjax.models import MODELS
+from loopjax.train import evaluate, procedure
+from loopjax.types import Dataset
 
 HOWTO = ROOT / "docs" / "howto"
 
@@ -63,15 +75,155 @@ def test_too_many_test_rows_are_refused(parity):
     parity.Config(length=4, num_eval_examples=8)
 
 
+def variant(parity, **changes):
+  """The task with other functions."""
+  names = vars(parity) | changes
+  return types.SimpleNamespace(**names)
+
+
+def batches_with(parity, change):
+  """A `make_dataset` whose batches are changed."""
+
+  def make_dataset(*args, **kwargs):
+    dataset = parity.make_dataset(*args, **kwargs)
+    return Dataset(dataset.batches.map(change))
+
+  return make_dataset
+
+
+@pytest.mark.parametrize(
+  ("change", "says"),
+  [
+    (
+      lambda x: {k: v for k, v in x.items() if k != "targets"},
+      r"split 'train': batches have no 'targets', int32 \[4, 8\]",
+    ),
+    (
+      lambda x: x | {"weights": x["weights"][:, 1:]},
+      r"'weights' is float32 \[4, 7\], but float32 \[4, 8\] in abstract_ba",
+    ),
+    (
+      lambda x: x | {"inputs": x["inputs"].astype(np.int64)},
+      r"'inputs' is int64 \[4, 8\], but int32",
+    ),
+    (
+      lambda x: x | {"targets": x["targets"] + np.int32(1)},
+      r"'targets' has tokens from 1 to 2, which are not in \[0, 2\)",
+    ),
+  ],
+)
+def test_batches_that_are_not_as_described_are_one_line(parity, change, says):
+  task = variant(parity, make_dataset=batches_with(parity, change))
+  TASKS["broken"] = task
+  try:
+    with refused(f"parity.make_dataset.*{says}"):
+      loopjax.datasets("broken", batch_size=4, length=8, num_eval_examples=9)
+  finally:
+    del TASKS["broken"]
+
+
+def test_evaluation_marks_its_rows(parity):
+  config, found = (
+    parity.Config(),
+    parity.make_dataset(parity.Config(), "train", batch_size=4, seed=0),
+  )
+  with refused("split 'test': batches have no 'valid', bool"):
+    checked.dataset(parity, config, "test", 4, found)
+
+
+def test_scores_are_of_rows_and_have_the_headline(parity):
+  score = {"exact_match": np.ones(4), "accuracy": (np.ones(4), np.ones(4))}
+  checked.scores(parity, score, 4)
+  with refused(r"parity.score: 'loss' has shape \[\], expected \[4\]"):
+    checked.scores(parity, score | {"loss": np.float32(1)}, 4)
+  del score["exact_match"]
+  with refused("HEADLINE: score returns no 'exact_match', but accuracy"):
+    checked.scores(parity, score, 4)
+
+
+def test_a_run_checks_batches_and_scores(parity):
+  def run_with(**changes):
+    TASKS["broken"] = variant(parity, **changes)
+    config = config_lib.make("looped", "broken")
+    small = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 1}
+    config_lib.override(config, {f"model.{k}": v for k, v in small.items()})
+    config_lib.override(config, {"eval.depth_factor": 0})
+    settings = config_lib.resolve(config)
+    made = program.make_program(settings, devices=jax.devices()[:1])
+    found = procedure.make_datasets(settings, made.mesh, ["test"])["test"]
+    evaluate.check_metric(made, found, "test/loss")  # Compiles nothing.
+
+  try:
+    with refused(r"parity.score: 'loss' has shape \[\], expected \[256\]"):
+      run_with(score=lambda output, batch: {"loss": jnp.zeros(())})
+    batches = batches_with(parity, lambda x: {"inputs": x["inputs"]})
+    with refused("parity.make_dataset, split 'test': batches have no 'target"):
+      run_with(make_dataset=batches)
+  finally:
+    del TASKS["broken"]
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+  """The folder into which a user has copied the files."""
+  for name in ("parity", "gated", "parity_gated"):
+    shutil.copy(HOWTO / f"{name}.py", tmp_path)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  yield tmp_path
+  for registry, name in ((MODELS, "gated"), (TASKS, "parity")):
+    if name in registry:
+      del registry[name]
+    sys.modules.pop(name, None)
+
+
+# Numbers of the pages, and smaller ones.
+SMALLER = {
+  "width=64": "width=16", "num_loops=4": "num_loops=2",
+  "sequence_length=64": "sequence_length=16", "steps=200": "steps=2",
+  "steps=100": "steps=2",
+}  # fmt: skip
+
+
+def run_block(page):
+  """The names of the page's example in Python, which is run, smaller."""
+  text = (HOWTO / page).read_text()
+  blocks = re.findall(r"(?m)(?:^    .*\n|^\n(?=    ))+", text)
+  (code,) = (textwrap.dedent(x) for x in blocks if "    import loopjax" in x)
+  for number, smaller in SMALLER.items():
+    code = code.replace(number, smaller)
+  names = {}
+  exec(compile(code, page, "exec"), names)
+  return names
+
+
 @pytest.mark.long
-def test_it_trains_with_its_config(parity, monkeypatch, tmp_path, capsys):
-  """A line in TASKS and the config, as on the page; no preset "paper"."""
-  page = (HOWTO / "task.md").read_text()
-  assert '`"parity": "loopjax.data.parity",`' in page
-  assert "--config=configs/parity_looped.py" in page
-  monkeypatch.setitem(TASKS, "parity", parity)
-  config = f"--config={HOWTO}/parity_looped.py:smoke"
-  assert command(main_lib.main, config, f"--workdir={tmp_path}/run") == 0
+def test_the_copied_files_train_and_are_read(copied, capsys):
+  """As on the pages: the command, then in Python."""
+  for page in ("task.md", "model.md"):
+    text = (HOWTO / page).read_text()
+    assert "loopjax train --config=parity_gated.py" in text
+    assert "cp docs/howto/gated.py docs/howto/parity.py docs/" in text
+  arguments = ("--config=parity_gated.py:smoke",)
+  assert command(main_lib.main, *arguments, directory=copied) == 0
   said = capsys.readouterr().out
-  assert "test: exact_match 0" in said
-  assert "on 512 examples" in said
+  assert "test: exact_match 0" in said and "on 512 examples" in said
+  model = loopjax.load("runs/parity_gated-smoke")
+  assert model.about.settings.plain["model"]["module"] == "gated"
+  assert np.any(model.params["keep_logit"][...] != -2)  # It was trained.
+  assert run_block("task.md")["m"].about.settings.spec.vocab_size == 2
+
+
+@pytest.mark.long
+def test_the_copied_family_is_a_language_model(copied):
+  """A token at a time, with a cache, as in one call; saved, it is the same."""
+  (copied / "mine.txt").write_text("Once there was a house.\n\n" * 4000)
+  model = run_block("model.md")["m"]
+  text = model.generate("abc", num_tokens=3, temperature=0.0, bos="none")
+  ids = np.array([[97, 98, 99, 0, 0, 0]], np.int32)  # It reads no later token.
+  for end in range(3, 6):
+    ids[0, end] = np.argmax(model.logits(ids)[0, end - 1, :256])
+  assert text == bytes(ids[0, 3:].tolist()).decode(errors="replace")
+  again = loopjax.load("runs/mine")
+  np.testing.assert_array_equal(again.logits(ids), model.logits(ids))

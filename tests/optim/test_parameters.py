@@ -1,5 +1,6 @@
 """The parameter table for every parameter of every family."""
 
+import dataclasses
 import functools
 import re
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from tests_support import smoke
+from tests_support import refused, smoke
 
 from loopjax import config as config_lib
 from loopjax import program, sharding
@@ -431,5 +432,21 @@ def test_a_run_whose_parameters_have_no_row_does_not_start(
   table = [row for row in parameters.TABLE if row.pattern != "router/bias"]
   monkeypatch.setattr(parameters, "TABLE", table)
   config = smoke(optim__name=optimizer)
-  with pytest.raises(UserError, match="^parameter router/bias: no row"):
+  with pytest.raises(UserError, match=r"^parameter router/bias \[1\]: no row"):
     program.make_program(config_lib.resolve(config), jax.devices()[:1])
+
+
+def test_rows_are_added_from_outside(monkeypatch):
+  """They come after those of the table; what `Row` lists is checked."""
+  monkeypatch.setattr(parameters, "_REGISTERED", {})
+  params = {"share": jnp.ones(2), "router": {"bias": jnp.ones(1)}}
+  with refused(r"share \[2\]: .* parameters.register\(.*Row\('share', P\(\), "):
+    parameters.rows(params)
+  own = parameters.Row("share|bias", P("fsdp"), "adamw", "matrices")
+  for _ in range(2):  # A module may be imported again.
+    parameters.register(own)
+  found = parameters.rows(params)
+  assert found["share"] == own and found["router"]["bias"] != own
+  for wrong in ({"optimizer": "adam"}, {"decay": "none"}):
+    with refused("must be muon or adamw, and decay .* one of matrices"):
+      parameters.register(dataclasses.replace(own, **wrong))

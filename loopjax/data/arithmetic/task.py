@@ -83,7 +83,6 @@ def spec(config: Config) -> TaskSpec:
   return TaskSpec(
     vocab_size=config.ask + 2,
     sequence_length=length,
-    coordinates=tuple((i,) for i in range(length)),
     num_padding_tokens=1,
     num_answer_tokens=1,
   )
@@ -150,7 +149,7 @@ def make_dataset(
       return make(draw(positions, operations))
 
     batches = pipeline.stream(make_training, batch_size, rows)
-    return Dataset(batches, groups={}, facts={})
+    return Dataset(batches)
 
   positions = np.arange(config.num_eval_examples)
   groups = positions % len(config.eval_operations)

@@ -144,7 +144,6 @@ def spec(config: Config) -> TaskSpec:
   return TaskSpec(
     vocab_size=ANSWER + 1,
     sequence_length=config.sequence_length,
-    coordinates=tuple((i,) for i in range(config.sequence_length)),
     num_answer_tokens=answer_length(config),
   )
 
@@ -187,7 +186,7 @@ def make_dataset(
     batches = pipeline.stream(
       lambda positions: _examples(config, stream, positions), batch_size, rows
     )
-    return Dataset(batches, groups={}, facts=facts)
+    return Dataset(batches, facts=facts)
   batches = pipeline.evaluation_batches(
     lambda examples, _: _examples(config, stream, examples),
     config.num_eval_examples,
@@ -195,7 +194,7 @@ def make_dataset(
     rows,
   )
   facts[f"{split}_examples"] = config.num_eval_examples
-  return Dataset(batches, groups={}, facts=facts)
+  return Dataset(batches, facts=facts)
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:

@@ -372,7 +372,6 @@ def spec(config: Config) -> TaskSpec:
   return TaskSpec(
     vocab_size=config.padding + 1,
     sequence_length=length,
-    coordinates=tuple((i,) for i in range(length)),
     num_padding_tokens=1,
     num_answer_tokens=answer_length(config),
   )
@@ -413,7 +412,7 @@ def make_dataset(
       return examples(config, stream, positions, sizes, hops)
 
     batches = pipeline.stream(make_training, batch_size, rows)
-    return Dataset(batches, groups={}, facts={})
+    return Dataset(batches)
 
   stream = pipeline.stream_seed(_STREAMS[split], 0, config.eval_seed)
   all_hops = np.array(config.eval_hops)

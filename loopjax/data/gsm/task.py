@@ -105,7 +105,6 @@ def spec(config: Config) -> TaskSpec:
   return TaskSpec(
     vocab_size=language.PADDING + 1,
     sequence_length=length,
-    coordinates=tuple((i,) for i in range(length)),
     num_padding_tokens=1,
     num_answer_tokens=problems.ANSWER_LENGTH,
   )
@@ -153,7 +152,7 @@ def make_dataset(
       return problems.examples(config, stream, positions, operations, split)
 
     batches = pipeline.stream(make_training, batch_size, rows)
-    return Dataset(batches, groups={}, facts={})
+    return Dataset(batches)
 
   stream = pipeline.stream_seed(_STREAMS[split], 0, config.eval_seed)
   eval_ops = np.array(config.eval_ops)

@@ -175,7 +175,6 @@ def spec(config: Config) -> TaskSpec:
   return TaskSpec(
     vocab_size=vocabulary.size,
     sequence_length=config.sequence_length,
-    coordinates=tuple((i,) for i in range(config.sequence_length)),
     num_padding_tokens=vocabulary.size - vocabulary.padding,
     packs_documents=True,
   )
@@ -222,7 +221,7 @@ def make_dataset(
       batch_size,
       rows,
     )
-    return Dataset(batches, groups={}, facts=facts)
+    return Dataset(batches, facts=facts)
   known = config.parts["train"]
   parts = {
     "train_statements": range(config.num_people),

@@ -296,7 +296,7 @@ def make_dataset(
     return {**batch, "group/path": group.astype(np.int32)}
 
   if split == "train" and not config.num_train_mazes:
-    return Dataset(pipeline.stream(make, batch_size, rows), groups={}, facts={})
+    return Dataset(pipeline.stream(make, batch_size, rows))
   if split == "train":
     num_examples = config.num_train_mazes
     turns = pipeline.stream_seed(_STREAMS[split], 1, seed)
@@ -311,7 +311,7 @@ def make_dataset(
     batches = pipeline.training_batches(
       make_again, num_examples, batch_size, seed, rows
     )
-    return Dataset(batches, groups={}, facts={"train_examples": num_examples})
+    return Dataset(batches, facts={"train_examples": num_examples})
   batches = pipeline.evaluation_batches(
     make_evaluation, config.num_eval_examples, batch_size, rows
   )

@@ -44,7 +44,6 @@ def spec(config: Config) -> TaskSpec:
   return TaskSpec(
     vocab_size=vocab_size,
     sequence_length=config.sequence_length,
-    coordinates=tuple((i,) for i in range(config.sequence_length)),
     num_padding_tokens=vocab_size - tokenizer.num_real,
     packs_documents=config.packed,
     predicts_next=True,
