@@ -18,9 +18,8 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.data.depo import problems
 from loopjax.data.depo import task as depo
-from loopjax.data.depo.config import Config
+from loopjax.data.depo.task import Config
 from loopjax.errors import UserError
 from loopjax.models.sleep import config as sleep
 from loopjax.play.page import Inspection, Inspector, facts
@@ -105,7 +104,7 @@ def load(
 
 def random_cycle(config: Config, seed: int) -> str:
   """A largest cycle of the task, as `parse` reads it."""
-  batch = problems.examples(
+  batch = depo.examples(
     config,
     seed,
     np.zeros(1, np.int64),

@@ -7,8 +7,8 @@ import pytest
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax.data.depo import problems
-from loopjax.data.depo.config import Config
+from loopjax.data.depo import task as depo
+from loopjax.data.depo.task import Config
 from loopjax.errors import UserError
 from loopjax.play import cycle, load, page
 from loopjax.saved import trained
@@ -24,7 +24,7 @@ PASSES = 2
 def test_a_question_is_the_first_one_of_the_tasks_row(num):
   """Names of one and two tokens, cycles of several sizes, every hop."""
   for seed, hops in enumerate(WORDS.eval_hops):
-    batch = problems.examples(
+    batch = depo.examples(
       WORDS, seed, np.zeros(1, int), np.array([num]), np.full((1, 2), hops)
     )
     expected = batch["inputs"][0]
@@ -85,7 +85,7 @@ def test_an_answer_is_all_tokens_of_its_name():
   """With chances of a model that is none."""
   rng = np.random.default_rng(0)
   shape = (PASSES, len(WORDS.eval_hops) * WORDS.num_nodes)
-  shape += (problems.answer_length(WORDS), WORDS.padding + 1)
+  shape += (depo.answer_length(WORDS), WORDS.padding + 1)
   chances = rng.dirichlet(np.ones(shape[-1]), shape[:-1])
 
   def forward(inputs):
