@@ -130,8 +130,10 @@ def measured(
       model.params,
     ),
   )
+  decoding_model, decoding_params = cached_model.for_decoding(model.params)
   programs = program.programs(
     cached_model,
+    decoding_model,
     cached_model.batch_axes(model.params),
     engine.TOKENS_PER_DISPATCH,
   )
@@ -146,7 +148,7 @@ def measured(
   shared: dict[str, Any] = {"num_top": 0, "span": max_tokens}
   lowered = (
     programs.decode.lower(
-      model.params, state, _placed(model, rows), **shared, depth=slots.LOOPS
+      decoding_params, state, _placed(model, rows), **shared, depth=slots.LOOPS
     ),
     programs.prefill.lower(
       model.params, state, _placed(model, chunks), **shared

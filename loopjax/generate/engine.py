@@ -131,7 +131,12 @@ class Engine:
       cached_model, self._params, prefix_mib, self._state.cache
     )
     axes = cached_model.batch_axes(params)
-    self._programs = program.programs(cached_model, axes, tokens_per_dispatch)
+    decoding_model, self._decoding_params = cached_model.for_decoding(
+      self._params
+    )
+    self._programs = program.programs(
+      cached_model, decoding_model, axes, tokens_per_dispatch
+    )
     self.chunk_sizes = sizes.prompt_chunks(
       reading, config, spec, prompt_chunk, max_tokens
     )
@@ -198,7 +203,7 @@ class Engine:
     drafts = "draft_loops" in options
     write = self._programs.speculate if drafts else self._programs.decode
     rows = np.full(size, self.num_slots, np.int32)
-    self._state, _ = write(self._params, self._state, rows, **options)
+    self._state, _ = write(self._decoding_params, self._state, rows, **options)
 
   def _prefill(self) -> list[GeneratedToken]:
     """Reads a chunk of every prompt whose next chunk has the oldest's size."""
@@ -266,7 +271,7 @@ class Engine:
     )
     longest = max(sequence.num_tokens for sequence in running)
     self._state, generated = write(
-      self._params,
+      self._decoding_params,
       self._state,
       rows,
       num_top=num_top(running),

@@ -41,14 +41,17 @@ class Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
+def programs(
+  model: CachedModel, decoding_model: CachedModel, axes: Any, num_steps: int
+) -> Programs:
   """The programs of a model, which its engines share.
 
-  They are compiled when they are first called.
+  They are compiled when they are first called. `decode` and `speculate` take
+  the parameters of `CachedModel.for_decoding`, which made `decoding_model`.
   """
   read = functools.partial(prefill, cached_model=model, axes=axes)
   write, draft = (
-    functools.partial(in_rows, cached_model=model, **options)
+    functools.partial(in_rows, cached_model=decoding_model, **options)
     for options in (
       {"write": decoding.decode, "num_steps": num_steps},
       {"write": speculation.speculate},
@@ -142,7 +145,7 @@ def in_rows(
   """Generates tokens in some slots.
 
   Args:
-    params: the model's parameters.
+    params: the model's parameters, from `CachedModel.for_decoding`.
     state: donated.
     rows: i32 [R], the slots; B, which is out of range, for none. If R is B,
       slot i is in place i, or waits.
