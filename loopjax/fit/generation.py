@@ -130,12 +130,8 @@ def measured(
       model.params,
     ),
   )
-  decoding_model, decoding_params = cached_model.for_decoding(model.params)
-  programs = program.programs(
-    cached_model,
-    decoding_model,
-    cached_model.batch_axes(model.params),
-    engine.TOKENS_PER_DISPATCH,
+  programs, decoding_params = program.of_params(
+    cached_model, model.params, engine.TOKENS_PER_DISPATCH
   )
   rows = np.arange(num_texts, dtype=np.int32)
   chunks = batches.prompt_chunks(  # Only shapes matter.

@@ -163,7 +163,7 @@ def unstacked(layers: block.Block) -> nnx.List:
   """
   leaves, treedef = jax.tree.flatten(layers)
   parts = zip(*map(_parts, leaves), strict=True)
-  return nnx.List(treedef.unflatten(part) for part in parts)
+  return nnx.List(jax.tree.unflatten(treedef, part) for part in parts)
 
 
 def _parts(stacked: Array) -> Any:

@@ -40,8 +40,23 @@ class Programs(NamedTuple):
   speculate: Any
 
 
+def of_params(
+  cached_model: CachedModel, params: Any, num_steps: int
+) -> tuple[Programs, Any]:
+  """The programs of a model, and the parameters of those that write.
+
+  Args:
+    cached_model: the model without its parameters.
+    params: the parameters, which `prefill` takes.
+    num_steps: see `decoding.decode`.
+  """
+  decoding_model, of_writers = cached_model.for_decoding(params)
+  axes = cached_model.batch_axes(params)
+  return _programs(cached_model, decoding_model, axes, num_steps), of_writers
+
+
 @functools.lru_cache(maxsize=8)
-def programs(
+def _programs(
   model: CachedModel, decoding_model: CachedModel, axes: Any, num_steps: int
 ) -> Programs:
   """The programs of a model, which its engines share.
