@@ -130,10 +130,8 @@ def measured(
       model.params,
     ),
   )
-  programs = program.programs(
-    cached_model,
-    cached_model.batch_axes(model.params),
-    engine.TOKENS_PER_DISPATCH,
+  programs, decoding_params = program.of_params(
+    cached_model, model.params, engine.TOKENS_PER_DISPATCH
   )
   rows = np.arange(num_texts, dtype=np.int32)
   chunks = batches.prompt_chunks(  # Only shapes matter.
@@ -146,7 +144,7 @@ def measured(
   shared: dict[str, Any] = {"num_top": 0, "span": max_tokens}
   lowered = (
     programs.decode.lower(
-      model.params, state, _placed(model, rows), **shared, depth=slots.LOOPS
+      decoding_params, state, _placed(model, rows), **shared, depth=slots.LOOPS
     ),
     programs.prefill.lower(
       model.params, state, _placed(model, chunks), **shared

@@ -130,8 +130,8 @@ class Engine:
     self.prefixes = prefixes_lib.make(
       cached_model, self._params, prefix_mib, self._state.cache
     )
-    axes = cached_model.batch_axes(params)
-    self._programs = program.programs(cached_model, axes, tokens_per_dispatch)
+    made = program.of_params(cached_model, self._params, tokens_per_dispatch)
+    self._programs, self._writer_params = made
     self.chunk_sizes = sizes.prompt_chunks(
       reading, config, spec, prompt_chunk, max_tokens
     )
@@ -161,11 +161,17 @@ class Engine:
   def step(self) -> list[GeneratedToken]:
     """Prefills a chunk of some prompts, and decodes tokens in all other slots.
 
+    After a prefill without other slots, the first tokens are returned at once:
+    decoding may have to be compiled.
+
     Returns:
       The new tokens, in order for each request.
     """
     self._scheduler.admit()
+    others = bool(self._scheduler.generating)
     tokens = self._prefill() if self._scheduler.prefilling else []
+    if tokens and not others:
+      return tokens
     return tokens + (self._decode() if self._scheduler.generating else [])
 
   def generate(
@@ -198,7 +204,7 @@ class Engine:
     drafts = "draft_loops" in options
     write = self._programs.speculate if drafts else self._programs.decode
     rows = np.full(size, self.num_slots, np.int32)
-    self._state, _ = write(self._params, self._state, rows, **options)
+    self._state, _ = write(self._writer_params, self._state, rows, **options)
 
   def _prefill(self) -> list[GeneratedToken]:
     """Reads a chunk of every prompt whose next chunk has the oldest's size."""
@@ -266,7 +272,7 @@ class Engine:
     )
     longest = max(sequence.num_tokens for sequence in running)
     self._state, generated = write(
-      self._params,
+      self._writer_params,
       self._state,
       rows,
       num_top=num_top(running),

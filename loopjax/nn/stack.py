@@ -7,11 +7,11 @@ parameter's path.
 
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from loopjax import checks
@@ -163,18 +163,27 @@ def make_layers(
 
 
 def unstacked(layers: block.Block) -> nnx.List:
-  """Splits stacked parameters into a list of blocks; to be called under jit.
+  """Splits stacked parameters into a list of blocks.
 
   On CPUs, a product with a slice of stacked parameters first copies the slice,
-  which takes as long as the product for a single token. Call this before a loop
-  over tokens to copy every slice only once.
+  which takes as long as the product for a single token. The parameters of the
+  list are views of the stacked ones, without a copy, where these are on a CPU
+  and a layer's part is aligned.
   """
-  num_layers = len(jax.tree.leaves(layers)[0])
-  each = [
-    jax.tree.map(operator.itemgetter(i), layers) for i in range(num_layers)
-  ]
-  # Without the barrier, XLA would move the slices into the loop.
-  return nnx.List(jax.lax.optimization_barrier(each))
+  leaves, treedef = jax.tree.flatten(layers)
+  parts = zip(*map(_parts, leaves), strict=True)
+  return nnx.List(jax.tree.unflatten(treedef, part) for part in parts)
+
+
+def _parts(stacked: Array) -> Any:
+  """The parts of a stacked array, one per layer."""
+  if isinstance(stacked, jax.ShapeDtypeStruct):
+    shape, sharding = stacked.shape[1:], stacked.sharding
+    part = jax.ShapeDtypeStruct(shape, stacked.dtype, sharding=sharding)
+    return stacked.shape[0] * [part]
+  if isinstance(stacked, jax.core.Tracer) or len(stacked.devices()) > 1:
+    return list(stacked)
+  return [jax.device_put(x, *stacked.devices()) for x in np.asarray(stacked)]
 
 
 def run_layers(
@@ -209,9 +218,7 @@ def run_layers(
   """
   given: dict[str, Any] = {} if condition is None else {"condition": condition}
   if isinstance(layers, nnx.List):
-    for index, layer in enumerate(layers):
-      x, cache = layer(x, metadata, cache, first_slot + index, **given)
-    return x, cache
+    return _run_list(layers, x, cache, metadata, first_slot, given)
   num_layers = len(jax.tree.leaves(layers)[0])
   indices = jnp.arange(num_layers)
   keys_LxB = None
@@ -228,6 +235,33 @@ def run_layers(
     step, (x, cache), (layers, keys_LxB, slots), unroll=unroll, remat=remat
   )
   return carry
+
+
+def _run_list(
+  layers: nnx.List,
+  x: Array,
+  cache: Any,
+  metadata: attention.Metadata,
+  first_slot: Array | int,
+  given: dict[str, Any],
+) -> tuple[Array, Any]:
+  """`run_layers` of a list; only the first layer is traced."""
+
+  def run(layer: Any, x: Array, cache: Any, slot: Any) -> tuple[Array, Any]:
+    return layer(x, metadata, cache, slot, **given)
+
+  traced = jax.jit(run)
+  alone = jax.jit(functools.partial(run, slot=0))
+  for index, layer in enumerate(layers):
+    slot: Any = first_slot + index
+    if not (isinstance(cache, Cache) and cache.apart):
+      x, cache = traced(layer, x, cache, slot)
+    elif cache.weight is None:
+      x, part = alone(layer, x, cache.only(slot))
+      cache = cache.with_only(slot, part)
+    else:
+      x, cache = run(layer, x, cache, slot)
+  return x, cache
 
 
 def keys_and_values(

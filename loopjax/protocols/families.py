@@ -187,8 +187,7 @@ class Reading:
       reserved for prompts.
     exits: early exits.
     unstacked: model -> the model with a separate array for each layer's
-      parameters; to be called under jit, outside the loop over tokens. On CPUs
-      decoding is faster, see `nn.stack.unstacked`.
+      parameters. On CPUs decoding is faster, see `nn.stack.unstacked`.
     chunk: (config, spec) -> tokens of a chunk, of models that process texts in
       whole chunks, except the last: tokens of a chunk see less of each other
       than of earlier tokens, and the result depends on where chunks end.

@@ -437,3 +437,10 @@ def test_impossible_requests_are_refused(request_of, says):
 def test_impossible_engines_are_refused(name, options, says):
   with pytest.raises(UserError, match=says):
     engine_of(name, **options)
+
+
+def test_the_first_token_does_not_wait_for_the_decoding_program():
+  engine = engine_of("looped")
+  number = engine.add(GenerationRequest(PROMPTS[0], 4, GREEDY))
+  engine._programs = engine._programs._replace(decode=None)
+  assert [token.request_id for token in engine.step()] == [number]

@@ -158,3 +158,16 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
   assert abs(float(jnp.mean(dropped == 0)) - 0.25) < 0.005
   assert abs(float(jnp.mean(dropped)) - 3.0) < 0.02
   assert keys_lib.dropout(x, 0.25, None) is x
+
+
+@pytest.mark.long
+def test_a_list_of_layers_shares_the_memory_of_the_stack():
+  layers, metadata = make(), attention.make_metadata((1, 6), 8, 100.0)
+  apart = stack.unstacked(layers)
+  kernel, third = (x.attention.query.kernel[...] for x in (layers, apart[2]))
+  np.testing.assert_array_equal(third, kernel[2])
+  offset = third.unsafe_buffer_pointer() - kernel.unsafe_buffer_pointer()
+  assert offset == 2 * third.nbytes
+  np.testing.assert_allclose(
+    run(apart, metadata), run(layers, metadata), atol=1e-4
+  )

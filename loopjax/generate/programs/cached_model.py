@@ -126,16 +126,17 @@ class CachedModel(NamedTuple):
     few = self.num_loops * config.num_layers <= _MOST_UNROLLED
     return few and self._unstacks(params)
 
-  def for_decoding(self, params: Any) -> Any:
-    """The model with its parameters, to be called outside of a loop.
+  def for_decoding(self, params: Any) -> "tuple[CachedModel, Any]":
+    """The model and its parameters as decoding takes them.
 
     Quantised layers stay stacked: XLA would dequantise all layers before the
     loop, which would use the memory of dense ones.
     """
-    model: Any = nnx.merge(self.graphdef, params)
-    if self.reading.unstacked and self._unstacks(params):
-      model = self.reading.unstacked(model)
-    return model
+    if not (self.reading.unstacked and self._unstacks(params)):
+      return self, params
+    model = self.reading.unstacked(nnx.merge(self.graphdef, params))
+    graphdef, state = nnx.split(model)
+    return self._replace(graphdef=graphdef), nnx.to_pure_dict(state)
 
   def _unstacks(self, params: Any) -> bool:
     """Whether decoding has each layer's parameters apart."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from loopjax.generate import sampling
 from loopjax.generate.programs.cached_model import CachedModel, read_out
@@ -44,7 +45,7 @@ def decode(
   """Generates up to `num_steps` tokens in every active slot.
 
   Args:
-    params: the model's parameters.
+    params: the model's parameters, from `CachedModel.for_decoding`.
     state: donated.
     active: bool [B]; the sequences in other slots wait.
     cached_model: the model without its parameters.
@@ -61,7 +62,7 @@ def decode(
   """
   if depth not in (EXITS, BY_DEPTH):
     cached_model = cached_model._replace(exit_rule="fixed")
-  model = cached_model.for_decoding(params)
+  model: Any = nnx.merge(cached_model.graphdef, params)
 
   def drawn(output: Output, cache: Any, slots: Slots, live: Array) -> Any:
     hidden, loops = output.hidden[:, 0], output.stats["loops_run"]

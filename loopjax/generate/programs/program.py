@@ -40,15 +40,33 @@ class Programs(NamedTuple):
   speculate: Any
 
 
+def of_params(
+  cached_model: CachedModel, params: Any, num_steps: int
+) -> tuple[Programs, Any]:
+  """The programs of a model, and the parameters of those that write.
+
+  Args:
+    cached_model: the model without its parameters.
+    params: the parameters, which `prefill` takes.
+    num_steps: see `decoding.decode`.
+  """
+  decoding_model, of_writers = cached_model.for_decoding(params)
+  axes = cached_model.batch_axes(params)
+  return _programs(cached_model, decoding_model, axes, num_steps), of_writers
+
+
 @functools.lru_cache(maxsize=8)
-def programs(model: CachedModel, axes: Any, num_steps: int) -> Programs:
+def _programs(
+  model: CachedModel, decoding_model: CachedModel, axes: Any, num_steps: int
+) -> Programs:
   """The programs of a model, which its engines share.
 
-  They are compiled when they are first called.
+  They are compiled when they are first called. `decode` and `speculate` take
+  the parameters of `CachedModel.for_decoding`, which made `decoding_model`.
   """
   read = functools.partial(prefill, cached_model=model, axes=axes)
   write, draft = (
-    functools.partial(in_rows, cached_model=model, **options)
+    functools.partial(in_rows, cached_model=decoding_model, **options)
     for options in (
       {"write": decoding.decode, "num_steps": num_steps},
       {"write": speculation.speculate},
@@ -142,7 +160,7 @@ def in_rows(
   """Generates tokens in some slots.
 
   Args:
-    params: the model's parameters.
+    params: the model's parameters, from `CachedModel.for_decoding`.
     state: donated.
     rows: i32 [R], the slots; B, which is out of range, for none. If R is B,
       slot i is in place i, or waits.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from loopjax.generate import sampling
 from loopjax.generate.programs import slots as slots_lib
@@ -53,7 +54,7 @@ def speculate(
   """Generates up to `num_rounds` times `num_drafts` tokens in active slots.
 
   Args:
-    params: the model's parameters.
+    params: the model's parameters, from `CachedModel.for_decoding`.
     state: donated.
     active: bool [B]; the sequences in other slots wait.
     cached_model: the model without its parameters; see `check_drafts`.
@@ -68,7 +69,7 @@ def speculate(
   """
   # No exits: nothing is skipped that would have to be kept or computed.
   cached_model = cached_model._replace(exit_rule="fixed", exit_kept="copy")
-  model = cached_model.for_decoding(params)
+  model: Any = nnx.merge(cached_model.graphdef, params)
 
   def read(tokens: Array, cache: Any, live: Array, **options: Any) -> Any:
     valid = jnp.broadcast_to(live[:, None], tokens.shape)

@@ -125,6 +125,21 @@ class Cache:
       return self.key[at], self.value[at]
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
+  def only(self, slot: int) -> "Cache":
+    """A cache with one slot of this one, whose slots are `apart`."""
+    assert self.apart and self.weight is None
+    return dataclasses.replace(
+      self, key=(self.key[slot],), value=(self.value[slot],)
+    )
+
+  def with_only(self, slot: int, part: "Cache") -> "Cache":
+    """This cache with a slot from `only`."""
+    key, value = (
+      (*slots[:slot], *new, *slots[slot + 1 :])
+      for slots, new in ((self.key, part.key), (self.value, part.value))
+    )
+    return dataclasses.replace(self, key=key, value=value)
+
   def extended(self, places: Array) -> "Cache":
     """The same cache, with lengths that include the tokens at places [B, S]."""
     added = jnp.sum(places < self.capacity, axis=1, dtype=jnp.int32)
