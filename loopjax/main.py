@@ -6,7 +6,8 @@ The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped; --extend continues one with more
 steps. --config.section.key=value changes a setting, --workdir=DIR sets where
 the run writes, and --mode=describe prints sizes, costs and settings. Without
---config, --mode=eval takes the config of the run in --workdir.
+--config, --mode=eval takes the config of the run in --workdir. --seeds=0,1,2
+trains a run of each seed, all in one program.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
@@ -58,6 +59,12 @@ def parser() -> command_line.ConfigParser:
     action="store_true",
     help="continue the run in --workdir, finished or not, with a larger"
     " run.num_steps or another run.batch_size",
+  )
+  made.add_argument(
+    "--seeds",
+    metavar="SEEDS",
+    help="runs of several values of run.seed, trained in one program:"
+    " --seeds=0,1,2 writes DIR/seed=0, ...",
   )
   processes.add_flags(made)
   made.importer = _imported
@@ -115,8 +122,10 @@ def start(options: Any) -> int:
 
   user_cache.keep_compiled()
   config, mode = options.config, options.mode
-  if options.extend and mode not in ("train", "train_and_eval"):
-    raise UserError(f"--extend has no effect with --mode={mode}")
+  seeds = _seeds(options)
+  for name in ("extend", "seeds"):
+    if getattr(options, name) and mode not in ("train", "train_and_eval"):
+      raise UserError(f"--{name} has no effect with --mode={mode}")
   if options.list:
     print(describe.listing())
     return 0
@@ -133,10 +142,11 @@ def start(options: Any) -> int:
   settings = config_lib.resolve(config)  # Report mistakes first.
   plain, overrides = settings.plain, options.overrides
   name = options.config_name
-  workdir = local_path(
-    options.workdir
-    or naming.workdir(name, {*overrides, *config_lib.by_user(config)}, plain)
-  )
+  by_user = {*overrides, *config_lib.by_user(config)}
+  if seeds and "run.seed" in by_user:
+    raise UserError("--seeds has no effect beside run.seed")
+  base = naming.workdir(name, by_user, plain)
+  workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
   zoo.refuse(
     workdir,
     "`loopjax zoo score NAME` scores it,"
@@ -160,7 +170,12 @@ def start(options: Any) -> int:
           f"preset: {presets.choice(name)}" if name else "config: its own"
         )
         print(chosen, flush=True)
-      summary = train.run(config, workdir, mode, figures.finish, options.extend)
+      rest = mode, figures.finish, options.extend
+      if seeds:
+        workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
+        summaries = train.run_seeds(config, workdirs, *rest)
+      else:
+        summary = train.run(config, workdir, *rest)
   except (processes.AgreedError, OSError):
     raise
   except processes.ProcessLostError as error:
@@ -169,8 +184,11 @@ def start(options: Any) -> int:
     if not jax.distributed.is_initialized():
       raise
     _end_alone(error)
+  headline = (*settings.task_module.HEADLINE, *settings.family.headline)
+  if seeds:
+    print(*ending.of_seeds(summaries, headline, workdir), sep="\n")
+    return max(_STATUS[one["status"]] for one in summaries.values())
   if jax.process_index() == 0:
-    headline = (*settings.task_module.HEADLINE, *settings.family.headline)
     print(*ending.lines(summary, headline, workdir, mode), sep="\n")
   if "reason" in summary:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
@@ -179,6 +197,20 @@ def start(options: Any) -> int:
     print(f"{where}; to resume, run:", file=sys.stderr)
     print(shlex.join(sys.orig_argv), file=sys.stderr)
   return _STATUS[summary["status"]]
+
+
+def _seeds(options: Any) -> list[int]:
+  """The seeds of --seeds; none without it.
+
+  Raises:
+    UserError: they are not numbers, or one is there twice.
+  """
+  if options.seeds is None:
+    return []
+  words = options.seeds.split(",")
+  if not all(x.isdecimal() for x in words) or len(set(words)) < len(words):
+    raise UserError(f"--seeds={options.seeds} is not a list such as 0,1,2")
+  return [int(word) for word in words]
 
 
 def _check_overrides(

@@ -25,14 +25,15 @@ class Notice:
   """
 
   def __init__(self):
-    self._asked = False
+    self._asked = self._listening = False
     self._polls = 0
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Handles the signals while the block runs."""
+    """Handles the signals while the block, or one around it, runs."""
     on_main = threading.current_thread() is threading.main_thread()
-    if jax.distributed.is_initialized() or not on_main:
+    others = jax.distributed.is_initialized() or self._listening
+    if others or not on_main:
       yield
       return
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -49,9 +50,11 @@ class Notice:
 
     for which in signals:
       signal.signal(which, note)
+    self._listening = True
     try:
       yield
     finally:
+      self._listening = False
       for which, handler in before.items():
         signal.signal(which, handler)
 

@@ -23,6 +23,7 @@ from loopjax.program.step import BadSteps
 from loopjax.run import machine, metrics, preemption, profiling
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity
+from loopjax.train import calls as calls_lib
 from loopjax.train import evaluate
 from loopjax.types import Dataset
 
@@ -37,6 +38,7 @@ class RunContext(NamedTuple):
     evaluator: (params, split, num_examples) -> scores.
     notice: whether the run was asked to stop.
     workdir: the run's work directory.
+    calls: makes the training calls.
   """
 
   program: program_lib.Program
@@ -45,6 +47,7 @@ class RunContext(NamedTuple):
   evaluator: evaluate.Evaluator
   notice: preemption.Notice
   workdir: pathlib.Path
+  calls: calls_lib.Calls
 
 
 class Outcome(NamedTuple):
@@ -62,7 +65,7 @@ class Outcome(NamedTuple):
   costs: dict[str, Any]
 
 
-@jax.transfer_guard("disallow")  # Stray transfers would stall every step.
+@calls_lib.without_transfers
 def train(
   context: RunContext,
   state: step.TrainState,
@@ -71,7 +74,7 @@ def train(
   writer: metrics.Writer,
   started: float,
   mode: str,
-) -> tuple[step.TrainState, Outcome]:
+) -> calls_lib.Run[tuple[step.TrainState, Outcome]]:
   """Trains until the last step, or until something ends it.
 
   Args:
@@ -88,7 +91,7 @@ def train(
   pending = [_floats(row) for row in meta["pending"]]
   rows = context.datasets["train"].batches
   calls = stacked(pipeline.iterate(rows, start=meta["batches"]), size)
-  clock, compiled, ahead = metrics.Clock(), None, meta["batches"] - at
+  clock, ahead = metrics.Clock(), meta["batches"] - at
   costs: dict[str, Any] = {}
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
@@ -119,22 +122,20 @@ def train(
           context.program.mesh, next(calls), options.batch_size, stacked=True
         )
       )
-      if compiled is None:
-        compiled, costs = _compile(
-          context, (state, batches, teacher.params), writer
-        )
+      arguments = state, batches, teacher.params
+      if not costs:
+        costs = _compile(context, arguments, writer)
         clock.reset()
-      before, call = state, range(at, at + size)
+      call = range(at, at + size)
       tracer.before(call)
       with jax.profiler.StepTraceAnnotation("train", step_num=at):
-        state, values = compiled(state, batches, teacher.params)
+        state, values = yield arguments
       tracer.after(call, values)
       pending.append(values)
       at += size
       clock.count(size)
       first_calls.after(at, values)
       if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
-        arguments = before, batches, teacher.params
         reason = find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
       last = at == options.num_steps
@@ -256,11 +257,11 @@ def _evaluate(
 
 @jax.transfer_guard("allow")
 def _compile(
-  context: RunContext, arguments: tuple[Any, ...], writer: metrics.Writer
-) -> tuple[Any, dict[str, Any]]:
-  """The compiled training call, and its costs."""
+  context: RunContext, arguments: calls_lib.Arguments, writer: metrics.Writer
+) -> dict[str, Any]:
+  """The costs of the training call, which it compiles."""
   start = time.perf_counter()
-  compiled = context.program.train.lower(*arguments).compile()
+  compiled = context.calls.compile(context.program, arguments)
   costs: dict[str, Any] = {
     "compile_seconds": round(time.perf_counter() - start, 2),
     "memory_bytes": profiling.memory(compiled),
@@ -270,7 +271,7 @@ def _compile(
     f"compiled the training step in {costs['compile_seconds']:.1f} s;"
     f" {total / 2**20:.0f} MiB per device"
   )
-  return compiled, costs
+  return costs
 
 
 @jax.transfer_guard("allow")

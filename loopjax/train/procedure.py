@@ -1,7 +1,8 @@
 """Training, the same procedure for every family.
 
-Read `run` from top to bottom: program, data, restore; `_train_and_evaluate`:
-loop, evaluation, summary. Families differ only in the module
+Read `_run` from top to bottom: program, data, restore; `_train_and_evaluate`:
+loop, evaluation, summary. Both are generators, which yield the arguments of
+each training call; `Calls.drive` makes it. Families differ only in the module
 `settings.family`.
 """
 
@@ -33,6 +34,7 @@ from loopjax.run import (
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity, restore
+from loopjax.train import calls as calls_lib
 from loopjax.train import evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
@@ -88,19 +90,84 @@ def run(
     UserError: the config, the data or the directory is invalid.
   """
   settings = config_lib.resolve(config)
-  if done := processes.from_process_0(
-    lambda: _admit(settings, workdir, mode, extend)
-  ):
-    print(f"{workdir} is already complete")
+  if done := _complete(settings, workdir, mode, extend):
     return done
-  if mode != "eval" and jax.process_index() == 0:
+  calls, notice = calls_lib.Calls(), preemption.Notice()
+  one = _run(settings, workdir, mode, finish, extend, calls, notice)
+  return calls.drive([one])[0]
+
+
+def run_seeds(
+  config: ml_collections.ConfigDict,
+  workdirs: Mapping[int, pathlib.Path],
+  mode: str,
+  finish: scoring.Finish = scoring.nothing,
+  extend: bool = False,
+) -> dict[int, dict[str, Any]]:
+  """Runs of several seeds, trained in one program; summaries by seed.
+
+  Each writes the files that `run` writes, which continues any of them. Times
+  are those of all of them, in step with each other. An error in one ends all.
+
+  Args:
+    config: from a config file; each run sets its `run.seed`.
+    workdirs: the work directory of each seed.
+    mode: "train" or "train_and_eval".
+    finish, extend: as in `run`.
+
+  Raises:
+    UserError: as in `run`, or runs of this kind need a program each.
+  """
+  summaries, left = {}, {}
+  for seed, workdir in workdirs.items():
+    changed = config.copy_and_resolve_references()
+    changed.run.seed = seed
+    left[seed] = settings = config_lib.resolve(changed)
+    calls_lib.check_together(settings)
+    if done := _complete(settings, workdir, mode, extend):
+      summaries[seed] = done
+      del left[seed]
+  calls, notice = calls_lib.Calls(len(left)), preemption.Notice()
+  rest = mode, finish, extend, calls, notice
+  runs = [
+    _run(one, workdirs[seed], *rest, label=f"seed {seed}")
+    for seed, one in left.items()
+  ]
+  with notice.listening():
+    summaries |= zip(left, calls.drive(runs), strict=True)
+  return {seed: summaries[seed] for seed in workdirs}
+
+
+def _complete(
+  settings: config_lib.Settings, workdir: pathlib.Path, mode: str, extend: bool
+) -> dict[str, Any] | None:
+  """The summary of a complete run; UserError for invalid requests."""
+  done = processes.from_process_0(
+    lambda: _admit(settings, workdir, mode, extend)
+  )
+  if done:
+    print(f"{workdir} is already complete")
+  return done
+
+
+def _run(
+  settings: config_lib.Settings,
+  workdir: pathlib.Path,
+  mode: str,
+  finish: scoring.Finish,
+  extend: bool,
+  calls: calls_lib.Calls,
+  notice: preemption.Notice,
+  label: str = "",
+) -> calls_lib.Run[dict[str, Any]]:
+  """A run that is not complete, as `calls` drives it; see `run`."""
+  if mode != "eval" and jax.process_index() == 0 and not label:
     will_take = machine.prediction(
       settings.training_flops, settings.model.width
     )
     print(f"time: {will_take}", flush=True)
   # Recorded at the start: the checkout may change during the run.
   environment = provenance.environment()
-  notice = preemption.Notice()
   teacher = None if mode == "eval" else teacher_lib.read(settings)
   program = program_lib.make_program(settings, teacher=teacher)
   splits = (settings.eval.split,) if mode == "eval" else SPLITS
@@ -136,7 +203,7 @@ def run(
     )
     evaluator = evaluate.make_evaluator(program, datasets, notice.check)
     context = train_loop.RunContext(
-      program, datasets, checkpoints, evaluator, notice, workdir
+      program, datasets, checkpoints, evaluator, notice, workdir, calls
     )
     if mode == "eval":
       summary, directory = (
@@ -144,7 +211,9 @@ def run(
         workdir / "evaluation",
       )
     else:
-      summary = _train_and_evaluate(context, restored, mode, finish)
+      summary = yield from _train_and_evaluate(
+        context, restored, mode, finish, label
+      )
       directory = workdir
     checkpoints.close()
     summary |= environment
@@ -243,7 +312,8 @@ def _train_and_evaluate(
   restored: tuple[step.TrainState, dict[str, Any]] | None,
   mode: str,
   finish: scoring.Finish,
-) -> dict[str, Any]:
+  label: str,
+) -> calls_lib.Run[dict[str, Any]]:
   """Trains from the restored state and scores the result."""
   settings, started = context.program.settings, time.monotonic()
   if restored:
@@ -284,10 +354,11 @@ def _train_and_evaluate(
     boards=boards.open_all(
       context.workdir, at, settings.run.wandb_project, settings.plain
     ),
+    label=label,
   )
   failed: list[str] = []
   try:
-    state, outcome = train_loop.train(
+    state, outcome = yield from train_loop.train(
       context, state, teacher, meta, writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":

@@ -88,3 +88,14 @@ def test_without_a_signal_nothing_is_left_behind():
   with preemption.Notice().listening():
     assert signal.getsignal(signal.SIGINT) != before
   assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_block_within_gives_nothing_back():
+  """Several runs share a notice; one of them ends first."""
+  before, notice = signal.getsignal(signal.SIGTERM), preemption.Notice()
+  with notice.listening():
+    ours = signal.getsignal(signal.SIGTERM)
+    with notice.listening():
+      pass
+    assert signal.getsignal(signal.SIGTERM) == ours != before
+  assert signal.getsignal(signal.SIGTERM) == before

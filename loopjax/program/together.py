@@ -1,0 +1,43 @@
+"""One training call of several runs, in one compiled program."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from loopjax import sharding
+from loopjax.program import build
+
+
+def together(program: build.Program) -> Any:
+  """`program.train` of several runs: takes and returns lists of their arrays.
+
+  The function (states, stacked batches, the teachers' parameters) -> (states,
+  metrics of every step) vectorises the runs. It stacks their arrays for the
+  call alone: outside, each run has its own state. It donates the states,
+  except with run.debug_nans.
+  """
+
+  def train(states: Any, batches: Any, teachers: Any) -> Any:
+    several = jax.tree.map(
+      lambda *runs: jnp.stack(runs),
+      *zip(states, batches, teachers, strict=True),
+    )
+    done = jax.vmap(program.uncompiled)(*several)
+    each = [
+      jax.tree.map(lambda runs, i=i: runs[i], done) for i in range(len(states))
+    ]
+    states, metrics = zip(*each, strict=True)
+    shardings = jax.tree.map(lambda x: x.sharding, program.abstract_state)
+    whole = sharding.replicated(program.mesh)
+    return jax.lax.with_sharding_constraint(
+      (list(states), list(metrics)),
+      ([shardings] * len(states), jax.tree.map(lambda _: whole, list(metrics))),
+    )
+
+  platform = program.mesh.devices.flat[0].platform
+  return jax.jit(
+    train,
+    donate_argnums=() if program.settings.run.debug_nans else 0,
+    compiler_options=build.COMPILER_OPTIONS.get(platform),
+  )
