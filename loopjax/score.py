@@ -30,7 +30,7 @@ def parser() -> command_line.ConfigParser:
     "run", nargs="?", metavar="RUN", help="a work directory, or zoo:NAME"
   )
   processes.add_flags(made)
-  made.set_defaults(mode="eval", list=False, extend=False)
+  made.set_defaults(mode="eval", list=False, extend=False, seeds=None)
   return made
 
 

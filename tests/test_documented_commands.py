@@ -56,7 +56,9 @@ def start(module, arguments, directory):
       made = config_lib.make("recurrent", "text")
       config_lib.override(made, {"model.update": "gate"})
     own = mock.patch("loopjax.config.config_of_run", return_value=made)
-    begin = mock.patch(_BEGINS[module], side_effect=Begun)
+    several = any(argument.startswith("--seeds=") for argument in arguments)
+    work = _BEGINS[module] + ("_seeds" if several else "")
+    begin = mock.patch(work, side_effect=Begun)
     with own, begin, pytest.raises(Begun):
       command(program(module).main, *arguments, directory=directory)
   else:
