@@ -22,6 +22,14 @@ SLEEP = {  # Sleep's paper, arXiv 2605.26099.
 }  # fmt: skip
 
 
+# Memory in a trained model; `warm_up` trains nothing else (section 6.4).
+SLEEP_WARM_UP = {
+  "model": {"eviction": "hard"},
+  "optim": {"frozen": "^(?!memories/)"},
+  "run": {"init_fresh": "^memories/"},
+}  # fmt: skip
+
+
 def learning_rates(config) -> list[dict]:
   """A search around the preset's rate.
 
@@ -128,6 +136,37 @@ LM_SMOKE = presets.merged(_SMOKE, {
     "num_eval_examples": 64,
   },
   "model": {"num_layers": 2, "num_loops": 3},
+})  # fmt: skip
+# Trained models, trained further on text.
+TUNE = {
+  "task": {
+    "train_files": "made:arithmetic", "sequence_length": 256,
+    "validation_share": 0.02, "test_share": 0.02,
+  },
+  "optim": {
+    "learning_rate": 3e-4, "final_learning_rate": 0.0, "schedule": "cosine",
+    "warmup_steps": 10, "b2": 0.95, "decay": "matrices", "ema_decay": 0.0,
+  },
+  "run": {
+    "num_steps": 200, "batch_size": 8, "steps_per_call": 1, "log_every": 20,
+    "checkpoint_every": 100,
+  },
+  "eval": {
+    "every": 100, "batch_size": 16, "num_examples": 64, "depth_factor": 0,
+  },
+}  # fmt: skip
+TUNE_GPU = presets.merged(TUNE, {
+  "task": {"sequence_length": 1024},
+  "run": {
+    "num_steps": 2000, "batch_size": 32, "steps_per_call": 5, "log_every": 50,
+    "checkpoint_every": 500,
+  },
+})  # fmt: skip
+TUNE_SMOKE = presets.merged(TUNE, {
+  "task": {"sequence_length": 32},
+  "optim": {"warmup_steps": 2},
+  "run": {"num_steps": 10, "log_every": 5, "checkpoint_every": 5},
+  "eval": {"every": 0, "num_examples": 0},
 })  # fmt: skip
 SUDOKU_SMOKE = presets.merged(_SMOKE, {
   "task": {

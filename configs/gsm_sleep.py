@@ -84,11 +84,7 @@ CHANGES = {
       "num_memory_layers": 2, "num_loops": 4,
     },
   },
-  "warm_up": {
-    "model": {"eviction": "hard"},
-    "optim": {"frozen": "^(?!memories/)"},
-    "run": {"init_fresh": "^memories/"},
-  },
+  "warm_up": COMMON["SLEEP_WARM_UP"],
 }  # fmt: skip
 
 

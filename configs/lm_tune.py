@@ -24,38 +24,11 @@ from loopjax.config import presets
 from loopjax.sections import flatten
 
 _COMMON = presets.beside(__file__, "common.py")
-_TINY = {
-  "task": {
-    "train_files": "made:arithmetic", "sequence_length": 256,
-    "validation_share": 0.02, "test_share": 0.02,
-  },
-  "optim": {
-    "learning_rate": 3e-4, "final_learning_rate": 0.0, "schedule": "cosine",
-    "warmup_steps": 10, "b2": 0.95, "decay": "matrices", "ema_decay": 0.0,
-  },
-  "run": {
-    "num_steps": 200, "batch_size": 8, "steps_per_call": 1, "log_every": 20,
-    "checkpoint_every": 100,
-  },
-  "eval": {
-    "every": 100, "batch_size": 16, "num_examples": 64, "depth_factor": 0,
-  },
-}  # fmt: skip
 PRESETS = {
-  "tiny": _TINY,
-  "gpu": presets.merged(_TINY, {
-    "task": {"sequence_length": 1024},
-    "run": {"num_steps": 2000, "batch_size": 32, "steps_per_call": 5,
-            "log_every": 50, "checkpoint_every": 500},
-  }),
-  "smoke": presets.merged(_TINY, {
-    "task": {"sequence_length": 32},
-    "optim": {"warmup_steps": 2},
-    "run": {"num_steps": 10, "batch_size": 8, "log_every": 5,
-            "checkpoint_every": 5},
-    "eval": {"every": 0, "num_examples": 0},
-  }),
-}  # fmt: skip
+  "tiny": _COMMON["TUNE"],
+  "gpu": _COMMON["TUNE_GPU"],
+  "smoke": _COMMON["TUNE_SMOKE"],
+}
 CHANGES = {"lora": {"optim": {
   "lora_rank": 16, "lora_alpha": 32.0, "learning_rate": 2e-3,
 }}}  # fmt: skip

@@ -93,6 +93,14 @@ def one_document(spec: TaskSpec, reads: str) -> None:
     )
 
 
+def no_next_tokens(spec: TaskSpec) -> None:
+  """Raises UserError if targets are inputs of a model that sees whole rows."""
+  if spec.predicts_next:
+    raise UserError(
+      "this model cannot predict next tokens: it attends to the whole row"
+    )
+
+
 def at_least(section: str, record: Any, **bounds: float) -> None:
   """Raises UserError unless each named field is at least its bound."""
   _raise_all(

@@ -61,6 +61,8 @@ class TaskSpec:
     packs_documents: whether rows contain several documents, which do not attend
       to each other. Batches then have "documents", i32 [B, T], the number of
       each token's document in its row, from 1; 0 for padding.
+    predicts_next: whether every target is the next input, of tasks that models
+      which attend to later tokens must reject.
   """
 
   vocab_size: int
@@ -70,6 +72,7 @@ class TaskSpec:
   num_answer_tokens: int = 0
   coordinate_names: tuple[str, ...] = ("position",)
   packs_documents: bool = False
+  predicts_next: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

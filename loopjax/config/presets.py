@@ -18,6 +18,7 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.config import renames
 from loopjax.errors import UserError, similar
+from loopjax.models import MODELS
 
 # {"section": {"key": value}}.
 Block = Mapping[str, Mapping[str, Any]]
@@ -86,7 +87,11 @@ def apply(
 
 
 def _import(config: ml_collections.ConfigDict, label: str) -> None:
-  """Takes the model of "import=RUN" and its vocabulary into a config."""
+  """Takes the model of "import=RUN" and its vocabulary into a config.
+
+  The family is that model's, or the config's if such a model can be made from
+  it (`Family.made_from`).
+  """
   where = label.partition("=")[2]
   there = config_lib.config_of_run(pathlib.Path(where), label)
   if not config.task.name == there.task.name == "text":
@@ -94,11 +99,20 @@ def _import(config: ml_collections.ConfigDict, label: str) -> None:
       f"{label}: both tasks must be 'text', but this config has"
       f" task.name={config.task.name!r} and the run {there.task.name!r}"
     )
+  model: Mapping[str, Any] = dict(there.model)
+  fresh = ""
+  made_from = MODELS[config.model.name].made_from
+  if made_from and model["name"] != config.model.name:
+    try:
+      model, fresh = made_from(config_lib.record("model", dict(model)))
+    except UserError as error:
+      raise UserError(f"{label}: {error}") from error
   # Chosen by the user: settings of the preset that do not fit give way.
-  chosen = {"model.name": there.model.name, "run.init_from": where}
-  config_lib.set_by_user(config, chosen)
+  name = model.get("name", config.model.name)
+  config_lib.set_by_user(config, {"model.name": name, "run.init_from": where})
   task = {name: there.task[name] for name in _VOCABULARY}
-  values = {"model": dict(there.model), "task": task}
+  run = {"init_fresh": fresh}
+  values = {"model": model, "task": task, "run": run}
   config_lib.override(config, sections.flatten(values))
 
 

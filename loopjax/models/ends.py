@@ -43,6 +43,7 @@ class Ends(nnx.Module):
       UserError: rows of the task hold several documents.
     """
     checks.one_document(spec, "attends to the whole row")
+    checks.no_next_tokens(spec)
     width, num_memory = config.width, config.num_memory_tokens
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}

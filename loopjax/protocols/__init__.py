@@ -18,6 +18,7 @@ from loopjax.protocols.families import MakeModel as MakeModel
 from loopjax.protocols.families import Model as Model
 from loopjax.protocols.families import ModelConfig as ModelConfig
 from loopjax.protocols.families import Reading as Reading
+from loopjax.protocols.families import Start as Start
 from loopjax.protocols.families import Teacher as Teacher
 from loopjax.protocols.registry import Registry as Registry
 from loopjax.protocols.tasks import Task as Task

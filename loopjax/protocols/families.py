@@ -5,7 +5,7 @@ Families that predict next tokens also prefill and decode (ADR 7).
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from flax import nnx
 
@@ -364,6 +364,18 @@ class CheckTeacher(Protocol):
     """Raises UserError if the teacher is unsuitable, or missing but needed."""
 
 
+class Start(NamedTuple):
+  """How a model begins with the parameters of a trained one.
+
+  Attributes:
+    settings: of its config, by name; the others are free.
+    fresh: regular expression of the parameters that the trained one lacks.
+  """
+
+  settings: Mapping[str, Any]
+  fresh: str
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
   """A family of models; its module ends with `FAMILY = Family(...)`.
@@ -384,6 +396,8 @@ class Family:
     check_schedule: (config, number of steps of the run); raises UserError if
       the loss's changes over the steps of a run take more steps than it has.
     check_teacher: of a family whose loss uses the teacher.
+    made_from: config of a trained model of another family -> how a model of
+      this one begins as it; raises UserError if it cannot.
     init_carried: (config, spec, batch size) -> the state, other than
       parameters, before the first step; `loss` reads and replaces it.
     untrained: config -> a regular expression like `optim.frozen` of parameters
@@ -416,6 +430,7 @@ class Family:
   reading: Reading | None = None
   check_schedule: Callable[[Any, int], None] | None = None
   check_teacher: CheckTeacher | None = None
+  made_from: Callable[[Any], Start] | None = None
   init_carried: Callable[[Any, TaskSpec, int], Carried] | None = None
   untrained: Callable[[Any], str] | None = None
   reads_out_every_loop: Callable[[Any], bool] | None = None

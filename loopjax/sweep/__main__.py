@@ -12,6 +12,7 @@ command resumes the sweep.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from loopjax import config as config_lib
 from loopjax import sections
@@ -25,6 +26,7 @@ from loopjax.sweep import runner
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
   made = command_line.ConfigParser("python -m loopjax.sweep", __doc__ or "")
+  made.importer = _imported
   made.add_argument(
     "--sweep", metavar="NAME", help="a sweep that the config defines"
   )
@@ -50,6 +52,12 @@ def parser() -> command_line.ConfigParser:
     "--count", action="store_true", help="only print the number of items"
   )
   return made
+
+
+def _imported(_: Any, where: str) -> str:
+  from loopjax.hub import imported
+
+  return imported.run_of(where)
 
 
 @one_line_errors

@@ -3,8 +3,9 @@
 import numpy as np
 
 
-def _norm(x, gain):
-  return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * gain
+def _norm(config, x, gain):
+  mean = np.mean(x**2, axis=-1, keepdims=True)
+  return x / np.sqrt(mean + config.norm_epsilon) * gain
 
 
 def _sigmoid(x):
@@ -62,7 +63,7 @@ def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
     for loop in range(config.num_loops):
       for n in per_layer:
         layer = layers[n]
-        normed = _norm(x, layer["attention_norm"]["scale"])
+        normed = _norm(config, x, layer["attention_norm"]["scale"])
         latent = normed
         if loop:
           keep = _keep(config, gates[n], loop, normed, latents[n])
@@ -79,16 +80,19 @@ def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
           for i, place in enumerate(places)
         ]  # fmt: skip
         mixed = np.stack(mixed) @ layer["attention"]["output"]["kernel"]
-        x = x + _post(layer, "attention_post_norm", mixed)
-        inner = _norm(x, layer["mlp_norm"]["scale"])
+        x = x + _post(config, layer, "attention_post_norm", mixed)
+        inner = _norm(config, x, layer["mlp_norm"]["scale"])
         opened = inner @ layer["mlp"]["gate"]["kernel"]
         opened = (
           opened * _sigmoid(opened) * (inner @ layer["mlp"]["value"]["kernel"])
         )
         x = x + _post(
-          layer, "mlp_post_norm", opened @ layer["mlp"]["output"]["kernel"]
+          config,
+          layer,
+          "mlp_post_norm",
+          opened @ layer["mlp"]["output"]["kernel"],
         )
-      x = _norm(x, params["final_norm"]["scale"])
+      x = _norm(config, x, params["final_norm"]["scale"])
       ends.append(x)
     for loop, n in inputs:
       mixture = alpha * latents[n] + (1 - alpha) * inputs[loop, n]
@@ -112,8 +116,8 @@ def _attended(query, rows):
   return np.concatenate(mixed)
 
 
-def _post(layer, name, x):
-  return _norm(x, layer[name]["scale"]) if name in layer else x
+def _post(config, layer, name, x):
+  return _norm(config, x, layer[name]["scale"]) if name in layer else x
 
 
 def _wide(tree):

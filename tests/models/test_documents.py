@@ -9,7 +9,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from test_families import CAUSAL, SPEC, VOCABULARY, config_of
-from tests_support import by_size, crossing
+from tests_support import by_size, crossing, refused
 
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -121,6 +121,17 @@ def test_families_that_would_mix_documents_refuse_them(name):
   with pytest.raises(UserError, match=message) as caught:
     examples.abstract(MODELS[name], config_of(name), PACKED)
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_next_tokens_are_for_models_that_do_not_see_them(name):
+  """Where rows have one document."""
+  spec = dataclasses.replace(SPEC, predicts_next=True)
+  if MODELS[name].reading:
+    examples.abstract(MODELS[name], config_of(name), spec)
+    return
+  with refused("cannot predict next tokens: it attends to the whole row"):
+    examples.abstract(MODELS[name], config_of(name), spec)
 
 
 def test_every_family_keeps_documents_apart_or_refuses_them():

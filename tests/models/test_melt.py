@@ -104,7 +104,11 @@ def student(config):
   ("changes", "chunk", "alpha"),
   [
     ({}, 4, None),
-    ({"num_key_value_heads": 1}, 2, None),
+    (
+      {"num_key_value_heads": 1, "head_width": 6, "norm_epsilon": 0.1},
+      2,
+      None,
+    ),
     ({"gate": "scalar", "norm_order": "pre"}, 1, None),
     ({}, 2, 0.3),
     ({"gate": "mean"}, 4, None),
@@ -467,17 +471,17 @@ class Run:
     (
       {"distill": "last"},
       dataclasses.replace(TEACHER, qk_norm=True),
-      "its loop_norm must be 'per_loop' and its qk_norm False",
+      "its qk_norm is True, expected False",
     ),
     (
       {"distill": "last"},
-      dataclasses.replace(TEACHER, qk_bias=True),
-      "its qk_bias and value_bias must be False",
+      dataclasses.replace(TEACHER, loop_norm="final_only"),
+      "its loop_norm is 'final_only', expected 'per_loop'",
     ),
     (
       {"distill": "last"},
       dataclasses.replace(TEACHER, value_bias=True),
-      "its qk_bias and value_bias must be False",
+      "its value_bias is True, expected False",
     ),
   ],
 )

@@ -585,9 +585,10 @@ def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
 
 
 OURO = {"norm_order": "branch", "tied": False, "exit_gate": "unused"}
+LLAMA = {"num_key_value_heads": 1, "head_width": 6, "norm_epsilon": 0.1}
 
 
-@pytest.mark.parametrize("changes", [{}, OURO], ids=["plain", "Ouro"])
+@pytest.mark.parametrize("changes", [LLAMA, OURO], ids=["Llama", "Ouro"])
 def test_a_memory_without_mlp_starts_as_nothing(changes):
   """So that it can be put into a trained stack (section 6.3)."""
   inputs, spec = tokens(12), spec_of(12, 0)
@@ -606,7 +607,7 @@ def test_a_memory_without_mlp_starts_as_nothing(changes):
 
 READ = [
   {},
-  {"carry_convolutions": True, "memory": "jet", "num_loops": 1},
+  {"carry_convolutions": True, "memory": "jet", "num_loops": 1, **LLAMA},
   {"num_layers": 4, "num_prelude": 2, "num_coda": 0},
   {"num_memory_layers": 4, "num_coda": 1},
 ]

@@ -43,6 +43,8 @@ class Config:
     vocab_size: number of token ids; 0 for the tokenizer's and, without
       end_token, two more, the end of a document and padding.
     sequence_length: tokens per row. Longer documents are split.
+    packed: whether a row has several documents, which do not see each other;
+      otherwise one, or a part of one, for models that read whole rows.
     validation_share, test_share: fractions of the documents, chosen by the hash
       of their prompt, or of their text if they have none. Where a split would
       have none, plain text is split by position: the last part is the test
@@ -69,6 +71,7 @@ class Config:
   add_begin_token: bool = True
   vocab_size: int = 0
   sequence_length: int = 1024
+  packed: bool = True
   validation_share: float = 0.05
   test_share: float = 0.05
   on_bad_document: str = "error"

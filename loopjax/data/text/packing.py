@@ -49,13 +49,19 @@ class Packed(NamedTuple):
   counts: dict[str, int]
 
 
-def pack(documents: Sequence[Document], length: int, vocab_size: int) -> Packed:
+def pack(
+  documents: Sequence[Document],
+  length: int,
+  vocab_size: int,
+  several: bool = True,
+) -> Packed:
   """Packs documents into rows.
 
   Args:
     documents: in any order.
     length: length of a row, in predictions.
     vocab_size: V, which decides the dtype of tokens.
+    several: whether pieces share rows; otherwise each has one, in order.
   """
   if not documents:
     return Packed([], {})
@@ -84,8 +90,9 @@ def pack(documents: Sequence[Document], length: int, vocab_size: int) -> Packed:
 
   starts, lengths = starts[wanted], lengths[wanted]
   header = np.stack([lengths, corrections[wanted]], axis=1)
+  alone = [[piece] for piece in range(len(lengths))]
   records = _records(
-    best_fit(lengths, length),
+    best_fit(lengths, length) if several else alone,
     tokens,
     counted,
     list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True)),

@@ -252,6 +252,7 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
         _tokenised(found, tokenizer),
         config.sequence_length,
         tokenizer.num_ids,
+        config.packed,
       )
       for split, found in by_split.items()
     },
@@ -393,6 +394,7 @@ def _key(job: Job, paths: Sequence[str]) -> str:
     # Without these, the checksum equals older versions', which lacked them.
     *([job.text_bytes] if job.text_bytes else []),
     *([config.separator] if config.separator != SEPARATOR else []),
+    *([] if config.packed else ["apart"]),
   )
   return hashlib.sha256(repr(settings).encode()).hexdigest()
 

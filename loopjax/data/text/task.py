@@ -1,7 +1,7 @@
 """The text task: next-token prediction in rows of packed documents.
 
 Predictions do not depend on other documents in the row; "documents" gives the
-document of each token.
+document of each token. It is missing if rows have one document each.
 """
 
 import hashlib
@@ -46,7 +46,8 @@ def spec(config: Config) -> TaskSpec:
     sequence_length=config.sequence_length,
     coordinates=tuple((i,) for i in range(config.sequence_length)),
     num_padding_tokens=vocab_size - tokenizer.num_real,
-    packs_documents=True,
+    packs_documents=config.packed,
+    predicts_next=True,
   )
 
 
@@ -57,7 +58,7 @@ def abstract_batch(
   return pipeline.abstract_rows(
     batch_size,
     config.sequence_length,
-    integers=("documents",),
+    integers=("documents",) if config.packed else (),
     floats=("bytes",),
   )
 
@@ -111,9 +112,7 @@ def make_dataset(
       found = reader.__getitems__(row[places].tolist()) if len(places) else []
       for place, record in zip(places.tolist(), found, strict=True):
         records[place] = record
-    return packing.unpack(
-      records, config.sequence_length, tokenizer.num_bytes, tokenizer.padding
-    )
+    return _unpacked(config, tokenizer, records)
 
   ends = np.cumsum(counts)
 
@@ -147,6 +146,18 @@ def make_dataset(
   if split == "train" and config.overlap_files:
     facts |= overlap.report(corpora, config.overlap_sources, config.on_overlap)
   return Dataset(batches, {"source": names}, facts)
+
+
+def _unpacked(
+  config: Config, tokenizer: Tokenizer, records: Sequence[bytes]
+) -> dict[str, Any]:
+  """The batch of records of rows."""
+  found = packing.unpack(
+    records, config.sequence_length, tokenizer.num_bytes, tokenizer.padding
+  )
+  if not config.packed:
+    del found["documents"]
+  return found
 
 
 def _check_fields(config: Config, names: Sequence[str]) -> None:

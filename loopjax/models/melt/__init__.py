@@ -9,6 +9,7 @@ from loopjax.models.melt.config import (
   Config,
   check_schedule,
   costs,
+  made_from,
 )
 from loopjax.models.melt.model import (
   TRACES,
@@ -29,6 +30,7 @@ FAMILY = Family(
   traces=TRACES,
   check_schedule=check_schedule,
   check_teacher=check_teacher,
+  made_from=made_from,
   untrained=exiting.untrained,
   reading=Reading(
     caches=("latent",),

@@ -1,11 +1,13 @@
 """The settings of MELT, and its FLOPs."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.models import starting
 from loopjax.nn import block, stack
+from loopjax.protocols import Start
 from loopjax.types import LoopOptions, TaskSpec
 
 # The gate z of the latent: learned, per feature ("element") or per token
@@ -182,6 +184,11 @@ class Options(NamedTuple):
   reach: int = -1
   hops: int = -1
   sweeps: int = 0
+
+
+def made_from(theirs: Any) -> Start:
+  """See `Family.made_from`; with alpha = 0 it computes what the model does."""
+  return Start(starting.settings(theirs, Config), "^latent_gates/")
 
 
 def check_schedule(config: Config, num_steps: int) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from loopjax.errors import UserError
 from loopjax.losses import distill
 from loopjax.losses import tokens as token_losses
-from loopjax.models import looped
+from loopjax.models import starting
 from loopjax.models.melt import algorithm
 from loopjax.models.melt.config import Config, Options
 from loopjax.models.melt.model import Model
@@ -44,21 +44,8 @@ def check_teacher(
       f"model.distill={config.distill!r} needs run.teacher, the work directory"
       " of a looped model; model.distill=none trains without a teacher"
     )
-  theirs = teacher.model
-  if not isinstance(theirs, looped.Config):
-    raise UserError("its model is not of the family 'looped'")
-  if theirs.loop_norm != "per_loop" or theirs.qk_norm:
-    raise UserError(
-      "its loop_norm must be 'per_loop' and its qk_norm False:"
-      f" loop_norm={theirs.loop_norm!r}, qk_norm={theirs.qk_norm}"
-    )
-  if theirs.qk_bias or theirs.value_bias:
-    raise UserError(
-      "its qk_bias and value_bias must be False: keys and values here have no"
-      f" biases, but qk_bias={theirs.qk_bias}, value_bias={theirs.value_bias}"
-    )
-  if theirs.rope_scaling:
-    raise UserError("its rope_scaling must be empty: rotations here have none")
+  theirs: Any = teacher.model
+  starting.check(theirs, Config)
   same = ["num_loops"] if config.distill == "all" else []
   same += ["num_loops", "num_layers", "width"] if config.align_weight else []
   for name in dict.fromkeys(same):

@@ -4,7 +4,7 @@ Source: "Language Models Need Sleep" (arXiv 2605.26099).
 """
 
 from loopjax.models import exiting
-from loopjax.models.sleep.config import GROUPS, Config, costs
+from loopjax.models.sleep.config import GROUPS, Config, costs, made_from
 from loopjax.models.sleep.model import TRACES, Model, WindowState, loss
 from loopjax.models.sleep.reading import empty_cache, read
 from loopjax.protocols import Family, Reading
@@ -16,6 +16,7 @@ FAMILY = Family(
   costs=costs,
   traces=TRACES,
   groups=GROUPS,
+  made_from=made_from,
   untrained=exiting.untrained,
   reading=Reading(caches=("fast_weights",), empty_cache=empty_cache, read=read),
 )

@@ -1,13 +1,15 @@
 """The settings of models that sleep, and their FLOPs."""
 
 import dataclasses
+from typing import Any
 
 from loopjax import checks
 from loopjax.errors import Moot, UserError
-from loopjax.models import causal
+from loopjax.models import causal, starting
 from loopjax.nn import block, hybrid, stack
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights import shape as shape_lib
+from loopjax.protocols import Start
 from loopjax.types import TaskSpec
 
 # The settings that belong together; the others are at the top level.
@@ -227,6 +229,29 @@ class Config(stack.StackConfig):
       ),
       has_mlp=self.memory_mlp,
     )
+
+
+def made_from(theirs: Any) -> Start:
+  """See `Family.made_from`: memory layers without effect are inserted.
+
+  As many as a quarter of the layers, as in the paper, or the next number below
+  that divides theirs. Their heads are as many as attention's; together, the
+  keys are 3/4 of D wide, and the values twice as much.
+  """
+  shared = starting.settings(theirs, Config)
+  layers, heads = theirs.num_layers, theirs.num_heads
+  most = max(1, layers // 4)
+  key_width = max(1, 3 * theirs.width // (4 * heads))
+  inserted = {
+    "memory_mlp": False,
+    "num_memory_layers": max(n for n in range(1, most + 1) if not layers % n),
+    "num_memory_heads": heads,
+    "key_width": key_width,
+    "value_width": 2 * key_width,
+    "num_prelude": 0,
+    "num_coda": 0,
+  }
+  return Start({**shared, **inserted}, "^memories/")
 
 
 def last_chunk(config: Config, spec: TaskSpec) -> int:

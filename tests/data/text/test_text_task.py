@@ -78,6 +78,19 @@ def test_splits_share_no_document_and_lose_none(config):
       assert JOB.split_of([(text, True)]) == split
 
 
+def test_documents_may_have_rows_of_their_own(config):
+  apart = change(config, packed=False)
+  assert task.spec(config).packs_documents
+  assert not task.spec(apart).packs_documents
+  rows = joined(batches(apart, "validation"))
+  assert task.abstract_batch(apart, 1).keys() <= rows.keys()
+  assert "documents" not in rows
+  rows["documents"] = np.int32(rows["targets"] != PADDING)
+  found = texts(rows)
+  assert len(found) == len({*found}) > 5
+  assert {*found} == {*texts(joined(batches(config, "validation")))}
+
+
 @pytest.mark.parametrize("kind", ["prompt", "conversation"])
 def test_what_is_predicted_is_what_is_to_be_said(config, tmp_path, kind):
   """From the file to the batch: targets that count spell the completions."""

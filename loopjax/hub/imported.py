@@ -1,0 +1,42 @@
+"""Models that `import=` names: folders of the Hub and files become runs."""
+
+import pathlib
+
+from loopjax.errors import UserError, local_path
+from loopjax.hub import convert
+from loopjax.run import workdir as workdir_lib
+
+
+def run_of(where: str, *, alone: bool = True) -> str:
+  """The run of import=PATH: a folder of the Hub or a GGUF file is imported.
+
+  Once, to runs/NAME.
+
+  Args:
+    where: a run, zoo:NAME, or what is imported.
+    alone: whether the command runs in one process.
+
+  Raises:
+    UserError: it cannot be imported, or runs/NAME is of another model.
+  """
+  path = local_path(where)
+  is_file, is_folder = path.is_file(), convert.is_folder(path)
+  if not is_file and not is_folder:
+    return where
+  workdir = pathlib.Path("runs", path.stem if is_file else path.resolve().name)
+  if (workdir / "config.json").exists():
+    origin = workdir_lib.read_summary(workdir).get("imported", "")
+    if pathlib.Path(origin).resolve() != path.resolve():
+      raise UserError(
+        f"import={where}: {workdir} contains another model; import it"
+        f" elsewhere: python -m loopjax.hub import {where} WORKDIR"
+      )
+    return str(workdir)
+  if not alone:
+    raise UserError(
+      f"import={where}: import it before processes start: python -m loopjax.hub"
+      f" import {where} {workdir}"
+    )
+  convert.import_folder(path, workdir)
+  print(f"imported {where} to {workdir}", flush=True)
+  return str(workdir)

@@ -1,0 +1,63 @@
+"""What a model has of the trained one that it is made from.
+
+Imported transformers and LoopLMs are models of the family `looped`; with one
+loop it is a transformer.
+"""
+
+import dataclasses
+from typing import Any
+
+from loopjax.errors import UserError
+from loopjax.models import looped
+
+# They change the loss only, and are chosen anew.
+_OF_TRAINING = ("dropout", "entropy_weight")
+
+
+def check(theirs: Any, own: type) -> None:
+  """Raises UserError for a model whose computation a family does not have.
+
+  Args:
+    theirs: the config of the trained model.
+    own: the family's `Config`.
+  """
+  if not isinstance(theirs, looped.Config):
+    raise UserError("its model is not of the family 'looped'")
+  here = {field.name for field in dataclasses.fields(own)}
+  for field in dataclasses.fields(theirs):
+    value = getattr(theirs, field.name)
+    if field.name in here or field.name in _OF_TRAINING:
+      continue
+    if field.name == "loop_norm" and theirs.num_loops == 1:
+      continue  # Both are the norm before the read-out.
+    if value != field.default:
+      raise UserError(
+        f"its {field.name} is {value!r}, expected {field.default!r}: this"
+        " family has no such setting"
+      )
+
+
+def settings(theirs: Any, own: type) -> dict[str, Any]:
+  """The settings that a model has of the trained one that it is made from.
+
+  A transformer says nothing about loops.
+
+  Args:
+    theirs: the config of the trained model.
+    own: the family's `Config`.
+
+  Raises:
+    UserError: as in `check`.
+  """
+  check(theirs, own)
+  here = {field.name for field in dataclasses.fields(own)}
+  found = {
+    name: value
+    for name, value in dataclasses.asdict(theirs).items()
+    if name in here and name not in _OF_TRAINING
+  }
+  if theirs.num_loops == 1:
+    for name in ("num_loops", "loop_norm"):
+      found.pop(name, None)
+  found["exit_gate"] = "none" if theirs.exit_gate == "none" else "unused"
+  return found
