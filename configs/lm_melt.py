@@ -18,9 +18,6 @@ then both phases, each as a separate run; the same command resumes them. With
           and task.tokenizer; Table 6 has two equal sources,
           task.mixture=(0.5,0.5). Not run. Ours: 15 steps of warm-up and a final
           rate of 0 (docs/papers.md). `:paper,2.6b` starts from Ouro-2.6B.
-  tune    a trained transformer or looped model, `import=`: a run, zoo:NAME, a
-          folder of the Hub or a GGUF file. The sweep `transformer` trains two
-          loops around it, then both phases. Rates are not tuned.
   smoke   used by tests.
 """
 
@@ -35,12 +32,6 @@ _TINY = presets.merged(_COMMON["LM_TINY"], {
   "optim": {"rates": ("latent_gates=4",)},
   "run": {"num_steps": 800, "num_microbatches": 1, "checkpoint_every": 100},
 })  # fmt: skip
-_TUNE = {
-  "task": {"train_files": "made:arithmetic"},
-  "model": {"distill": "none", "num_loops": 2, "chunk_size": 16},
-  "optim": {"rates": ("latent_gates=10",), "weight_decay": 0.1},
-  "run": {"num_microbatches": 1},
-}  # fmt: skip
 _LOOPED = {"model.name": "looped", "optim.rates": ()}  # The teacher.
 PRESETS = {
   "paper": {
@@ -62,7 +53,6 @@ PRESETS = {
     "run": {"num_steps": 4000, "batch_size": 64}, "eval": {"every": 500},
   }),
   "tiny": _TINY,
-  "tune": presets.merged(_COMMON["TUNE"], _TUNE),
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"], {
     "model": {"chunk_size": 3},
   }),
@@ -71,11 +61,9 @@ CHANGES = {"2.6b": {"model": {"num_layers": 48}}}
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-  """The config of `[preset][,change][,import=RUN][,section.key=value...]`."""
+  """The config of `[preset][,change...][,section.key=value...]`."""
   sections = config_lib.make("melt", "text")
-  is_tune = presets.preset_of(arg, PRESETS) == "tune"
-  source = "zoo:novels" if is_tune else ""
-  return presets.apply(sections, arg, PRESETS, CHANGES, source)
+  return presets.apply(sections, arg, PRESETS, CHANGES)
 
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
@@ -86,10 +74,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   axis, product = config_lib.axis, config_lib.product
   run, chunk = config.run, config.model.chunk_size
   scratch = not run.init_from
-  # What an import has set holds for the runs that begin as another family.
-  old = {"run.init_fresh": ""} if run.init_fresh else {}
-  looped = {**_LOOPED, **old}
-  first, teacher = ([looped], WorkdirOf(0)) if scratch else ([], run.init_from)
+  first, teacher = ([_LOOPED], WorkdirOf(0)) if scratch else ([], run.init_from)
   rates = {"optim.learning_rate": config.optim.learning_rate}
   if config.optim.name == "muon":
     rates["optim.muon_learning_rate"] = config.optim.muon_learning_rate
@@ -102,8 +87,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     **taught, "model.alpha": 0.0, "model.interpolation_steps": num_steps,
   }  # fmt: skip
   phase_2 = {
-    **old, **slower, "run.init_from": WorkdirOf(len(first)),
-    "run.teacher": teacher, "model.distill": "all",
+    **slower, "run.init_from": WorkdirOf(len(first)), "run.teacher": teacher,
+    "model.distill": "all",
     "run.num_steps": presets.steps(config, 3, 10 if scratch else 5),
   }  # fmt: skip
   aligned = {**phase_2, "model.align_weight": 0.1}
@@ -119,17 +104,13 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     *axis("model.gate", "element", "scalar"),
     *product([{"optim.rates": ()}], axis("model.gate", "mean", "ema", "last")),
   ]
-  # Loops around a transformer: the source's layers, K times.
-  plain = [{**looped, "model.num_loops": 1}] if scratch else []
-  loops = {**looped, **on, "run.init_from": run.init_from or WorkdirOf(0)}
-  begins, looping = WorkdirOf(len(plain) + 1), WorkdirOf(len(plain))
   windows = {**_LOOPED, **on, "run.init_fresh": "window_gates"}
   windows |= {"model.name": "plt", "model.loop_norm": "per_loop"}
   groups = [g for g in (4, 2, 1) if g <= config.model.num_heads]
   gqa = [
     {**item, "model.num_key_value_heads": groups[i]}
     for i in range(len(groups))
-    for item in (looped, {
+    for item in (_LOOPED, {
       **phase_1, "run.init_from": WorkdirOf(2 * i),
       "run.teacher": WorkdirOf(2 * i),
     })
@@ -137,11 +118,6 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   return {
     # On the validation split, small models are better without alignment.
     "pipeline": [*first, phase_1, *([phase_2] if scratch else []), aligned],
-    "transformer": [
-      *plain, loops,
-      {**phase_1, "run.init_from": looping, "run.teacher": looping},
-      {**aligned, "run.init_from": begins, "run.teacher": looping},
-    ],
     "gates": [*first, *product([phase_1], gates)],  # Table 3.
     "components": [  # Table 4: leaves out one more each time.
       *first, phase_1, aligned, phase_2,
@@ -163,7 +139,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     ],
     "gqa": gqa if scratch else [],
     "sharing": [  # The teacher trained on, MELT, one loop's keys, windows.
-      *first, {**looped, **on}, begun, *product(
+      *first, {**_LOOPED, **on}, begun, *product(
         [{**begun, "optim.rates": ()}], axis("model.gate", "first", "last")
       ), *product([windows], axis("model.window", 16, 64)),
     ],

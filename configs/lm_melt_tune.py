@@ -1,0 +1,64 @@
+"""MELT from a trained transformer or looped model, on your text.
+
+  python -m loopjax.main --config=configs/lm_melt_tune.py
+
+With `import=`, the model is that of a run, zoo:NAME, a folder of the Hub or a
+GGUF file; without it, zoo:novels. The sweep `phases` trains loops around a
+transformer, or a looped model's own, then both phases of MELT with these as
+teacher (docs/hub.md):
+
+  python -m loopjax.sweep --sweep=phases \
+      --config=configs/lm_melt_tune.py:import=SmolLM2-135M,task.train_files=my.txt
+
+`model.num_loops` of a transformer is 2. Presets:
+
+  tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
+          text, in chunks of 16. Not measured.
+  gpu     2,000 steps of 32 rows of 1,024 tokens, in chunks of 128. Not
+          measured.
+  smoke   used by tests.
+"""
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax.config import WorkdirOf, presets
+
+_COMMON = presets.beside(__file__, "common.py")
+_MELT = {
+  "model": {"distill": "none", "num_loops": 2, "chunk_size": 16},
+  "optim": {"rates": ("latent_gates=10",)},
+}  # fmt: skip
+PRESETS = {
+  "tiny": presets.merged(_COMMON["TUNE"], _MELT),
+  "gpu": presets.merged(
+    _COMMON["TUNE_GPU"], _MELT, {"model": {"chunk_size": 128}}
+  ),
+  "smoke": presets.merged(
+    _COMMON["TUNE_SMOKE"], _MELT, {"model": {"chunk_size": 8}}
+  ),
+}
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+  """The config of `[preset][,import=RUN][,section.key=value...]`."""
+  sections = config_lib.make("melt", "text")
+  return presets.apply(sections, arg, PRESETS, source="zoo:novels")
+
+
+def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
+  """Overrides by sweep and item."""
+  loops = {"model.name": "looped", "optim.rates": (), "run.init_fresh": ""}
+  taught = {"model.distill": "all", "run.teacher": WorkdirOf(0)}
+  phase_1 = {
+    **taught, "run.init_from": WorkdirOf(0), "model.alpha": 0.0,
+    "model.interpolation_steps": config.run.num_steps,
+  }  # fmt: skip
+  phase_2 = {
+    **taught, "run.init_from": WorkdirOf(1), "run.init_fresh": "",
+    "model.align_weight": 0.1,
+  }  # fmt: skip
+  return {
+    "phases": [loops, phase_1, phase_2],
+    "learning_rates": _COMMON["learning_rates"](config),
+  }
