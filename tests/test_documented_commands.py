@@ -4,6 +4,7 @@
 and `.ci/release` run the README's first two commands.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import pathlib
@@ -48,7 +49,12 @@ def start(module, arguments, directory):
   elif module == "loopjax.sweep":
     only = [] if "--count" in arguments else ["--dry_run"]
     arguments = [*(x for x in arguments if x != "--dry_run"), *only]
-    assert command(program(module).main, *arguments, directory=directory) == 0
+    there = contextlib.nullcontext()
+    if any("import=" in argument for argument in arguments):
+      made = config_lib.make("looped", "text")
+      there = mock.patch("loopjax.config.config_of_run", return_value=made)
+    with there:
+      assert command(program(module).main, *arguments, directory=directory) == 0
   elif module in _BEGINS:
     # There is no run to read it of.
     made = config_lib.make("utm", "sudoku")
