@@ -111,8 +111,8 @@ def run_seeds(
 ) -> dict[int, dict[str, Any]]:
   """Runs of several seeds, trained in one program; summaries by seed.
 
-  Each writes the files that `run` writes, which continues any of them. Times
-  are those of all of them, in step with each other. An error in one ends all.
+  Each writes the files that `run` writes, which continues any of them. They
+  take each step together, and their times are common. An error in one ends all.
 
   Args:
     config: from a config file; each run sets its `run.seed`.
