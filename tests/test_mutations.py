@@ -51,7 +51,7 @@ def test_the_table_is_small():
 
 
 @pytest.mark.manual  # Imports all test files.
-def test_every_row_has_a_test_of_the_first_tier():
+def test_nine_rows_of_ten_have_a_test_of_the_first_tier():
   rows = mutations.load()
   files = {test.partition("::")[0] for row in rows for test in row.tests}
   command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only"]
@@ -64,7 +64,8 @@ def test_every_row_has_a_test_of_the_first_tier():
     for test in listed
     for name in (test, test.partition("[")[0], test.partition("::")[0])
   }
-  assert [row for row in rows if not quick.intersection(row.tests)] == []
+  late = [row.breaks for row in rows if not quick.intersection(row.tests)]
+  assert len(late) <= len(rows) / 10, late
 
 
 @pytest.mark.parametrize(
