@@ -4,6 +4,8 @@ import argparse
 import pathlib
 from typing import Any, NamedTuple
 
+import jax
+
 from loopjax import program as program_lib
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
@@ -61,7 +63,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
-    help="dtype of the parameters, with --hub [bfloat16]",
+    help="dtype of the parameters, with --hub [float32 on CPUs, where bfloat16"
+    " is slower; else bfloat16]",
   )
   parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
@@ -149,7 +152,7 @@ def load(flags: ModelFlags) -> LanguageModel:
   if flags.hub:
     return load_folder(
       flags.hub,
-      dtype=flags.dtype or "bfloat16",
+      dtype=flags.dtype or default_dtype(),
       num_loops=flags.num_loops,
       weights=flags.weights,
       bos=flags.bos,
@@ -162,6 +165,11 @@ def load(flags: ModelFlags) -> LanguageModel:
     weights=flags.weights,
     bos=flags.bos,
   )
+
+
+def default_dtype() -> str:
+  """float32 on CPUs, where products of bfloat16 are slower; else bfloat16."""
+  return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def load_folder(

@@ -18,6 +18,12 @@ from loopjax.generate import source
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 
 
+def test_folders_are_read_in_float32_on_cpus_alone(monkeypatch):
+  assert source.default_dtype() == "float32"
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  assert source.default_dtype() == "bfloat16"
+
+
 def test_a_published_layout_writes_what_transformers_would(tmp_path):
   """Ouro's logits after its last loop, from Gemma 2 arranged as Ouro."""
   oracle = examples.oracle("ouro")
