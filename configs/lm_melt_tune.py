@@ -2,7 +2,7 @@
 
   python -m loopjax.main --config=configs/lm_melt_tune.py
 
-With `import=`, the model is that of a run, zoo:NAME, a folder of the Hub or a
+With `import=`, the model comes from a run, zoo:NAME, a folder of the Hub or a
 GGUF file; without it, zoo:novels. The sweep `phases` trains loops around a
 transformer, or a looped model's own, then both phases of MELT with these as
 teacher (docs/hub.md):

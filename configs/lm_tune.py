@@ -2,7 +2,7 @@
 
   python -m loopjax.main --config=configs/lm_tune.py
 
-With `import=`, model, tokenizer and vocabulary are those of a run, zoo:NAME, a
+With `import=`, model, tokenizer and vocabulary come from a run, zoo:NAME, a
 folder of the Hub or a GGUF file; without it, of zoo:novels. `lora` trains pairs
 of rank 16 beside the frozen matrices (docs/hub.md):
 

@@ -2,8 +2,8 @@
 
 The page asks for every node which one comes 1, 2, 4, ... steps later, as Depo
 does in evaluation (`loopjax.data.depo`). A model that sleeps reads the edges in
-windows, which it drops before a question; the answer after k passes is that of
-a run of k passes over every window.
+windows, which it drops before a question; the answer after k passes is computed
+with k passes over every window.
 """
 
 import functools
