@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from loopjax import config as config_lib
 from loopjax import sharding
+from loopjax.errors import UserError
 from loopjax.program import build
 
 
@@ -41,3 +43,15 @@ def together(program: build.Program) -> Any:
     donate_argnums=() if program.settings.run.debug_nans else 0,
     compiler_options=build.COMPILER_OPTIONS.get(platform),
   )
+
+
+def check(settings: config_lib.Settings) -> None:
+  """Raises UserError if several runs of this kind cannot share a program."""
+  if jax.process_count() > 1:
+    raise UserError("--seeds needs a single process")
+  needed = {"mesh.fsdp": 1, "mesh.tensor": 1, "loop.kernels": "xla"}
+  single = {"run.profile_steps": "", "run.wandb_project": ""}
+  for name, value in (needed | single).items():
+    section, key = name.split(".")
+    if getattr(getattr(settings, section), key) != value:
+      raise UserError(f"--seeds needs {name}={value!r}")

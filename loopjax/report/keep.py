@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     nargs="*",
     type=pathlib.Path,
     metavar="WORKDIR",
-    help="a complete run; omit it to edit the description in an existing file",
+    help="a run that is complete; omit it to edit the description in an"
+    " existing file",
   )
   parser.add_argument(
     "--out",

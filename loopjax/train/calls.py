@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.errors import UserError
 from loopjax.program import step
 from loopjax.types import Batch, Metrics
 
@@ -95,18 +93,8 @@ class Calls:
         lowered = program.train.lower(*calls[0])
       else:
         several = map(list, zip(*calls, strict=True))
-        lowered = program_lib.together(program).lower(*several)
+        from loopjax.program import together  # Only runs of several seeds.
+
+        lowered = together.together(program).lower(*several)
       self._compiled[number] = lowered.compile()
     return self._compiled[number]
-
-
-def check_together(settings: config_lib.Settings) -> None:
-  """Raises UserError if several runs of this kind cannot share a program."""
-  if jax.process_count() > 1:
-    raise UserError("--seeds needs a single process")
-  needed = {"mesh.fsdp": 1, "mesh.tensor": 1, "loop.kernels": "xla"}
-  single = {"run.profile_steps": "", "run.wandb_project": ""}
-  for name, value in (needed | single).items():
-    section, key = name.split(".")
-    if getattr(getattr(settings, section), key) != value:
-      raise UserError(f"--seeds needs {name}={value!r}")

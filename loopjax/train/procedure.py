@@ -123,12 +123,14 @@ def run_seeds(
   Raises:
     UserError: as in `run`, or runs of this kind need a program each.
   """
+  from loopjax.program import together  # Not for a single run.
+
   summaries, left = {}, {}
   for seed, workdir in workdirs.items():
     changed = config.copy_and_resolve_references()
     changed.run.seed = seed
     left[seed] = settings = config_lib.resolve(changed)
-    calls_lib.check_together(settings)
+    together.check(settings)
     if done := _complete(settings, workdir, mode, extend):
       summaries[seed] = done
       del left[seed]

@@ -62,7 +62,9 @@ def alike(text, other):
   pytest.param("looped", {"cache_kind": "mean"}, marks=pytest.mark.manual),
   ("looped", {"cache_kind": "first_loop", "prompt_tokens": 20,
               "max_tokens": 36}),
-  ("melt", {"changes": {"exit_gate": "unused", "num_loops": 3}}),
+  # Larger parameters amplify rounding from loop to loop.
+  ("melt", {"changes": {"exit_gate": "unused", "num_loops": 3,
+                        "init_std": 0.2}}),
 ], ids=str)  # fmt: skip
 def test_a_text_by_depth_is_what_it_is_alone(name, options):
   """In reused slots, and with the rest decoded in lockstep."""

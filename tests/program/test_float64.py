@@ -67,7 +67,16 @@ def differences(got, expected):
 @crossing(
   "name",
   by_size(MODELS),
-  manual=("sleep", "recurrent", "hrm", "adaptive", "ponderlm"),
+  manual=(
+    "sleep",
+    "recurrent",
+    "hrm",
+    "adaptive",
+    "ponderlm",
+    "plt",
+    "loopformer",
+    "transformer",
+  ),  # fmt: skip
 )
 def test_bfloat16_is_float64_but_for_rounding(name):
   (loss, grads), (exact_loss, exact) = both(name, "bfloat16")

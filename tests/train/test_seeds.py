@@ -19,6 +19,7 @@ from loopjax import config as config_lib
 from loopjax import main, sharding, train
 from loopjax import program as program_lib
 from loopjax.data import pipeline
+from loopjax.program import together
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.train import calls as calls_lib
@@ -94,7 +95,7 @@ def test_a_call_of_several_is_a_call_of_each():
   settings = [config_lib.resolve(config_of(seed)) for seed in SEEDS]
   program = program_lib.make_program(settings[0], jax.devices()[:1])
   one = without_rounding(program.uncompiled)
-  several = without_rounding(program_lib.together(program))
+  several = without_rounding(together.together(program))
   key_of = jax.random.key
   states = [jax.device_get(program.init(key_of(seed))) for seed in SEEDS]
   sets = [train.make_datasets(x, program.mesh, ("train",)) for x in settings]
