@@ -25,7 +25,7 @@ def hour(part, folder, *more):
   return [json.loads(line) for line in rows.read_text().splitlines()]
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_the_first_hour(tmp_path):
   """Every part; existing and truncated rows, and no time left."""
   checks = hour("checks", tmp_path)
