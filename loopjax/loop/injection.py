@@ -141,7 +141,7 @@ INJECTIONS: dict[str, Injection] = {
 
 
 def check(name: str) -> None:
-  """Raises UserError if an entry of INJECTIONS is no `Injection`."""
+  """Raises UserError if an entry of INJECTIONS is not an `Injection`."""
   entry = INJECTIONS[name]
   if not isinstance(entry, Injection):
     raise UserError(
