@@ -216,6 +216,17 @@ def test_rows_are_as_announced(case):
 
 
 @every_case
+def test_targets_among_the_inputs_are_announced(case):
+  """A model that attends to later tokens would copy them."""
+  rows = case.rows["test"]
+  first = (rows["weights"] > 0).argmax(axis=1)
+  following = np.append(rows["inputs"], np.full((len(first), 1), -1), axis=1)
+  each = np.arange(len(first))
+  is_next = rows["targets"][each, first] == following[each, first + 1]
+  assert case.task.spec(case.config).predicts_next == is_next.all()
+
+
+@every_case
 def test_evaluation_holds_as_many_as_it_says(case):
   for split in ("validation", "test"):
     dataset, batches = read(case.task, case.config, split)

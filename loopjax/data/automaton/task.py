@@ -145,6 +145,7 @@ def spec(config: Config) -> TaskSpec:
     vocab_size=ANSWER + 1,
     sequence_length=config.sequence_length,
     num_answer_tokens=answer_length(config),
+    predicts_next=True,
   )
 
 

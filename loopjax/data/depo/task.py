@@ -374,6 +374,7 @@ def spec(config: Config) -> TaskSpec:
     sequence_length=length,
     num_padding_tokens=1,
     num_answer_tokens=answer_length(config),
+    predicts_next=True,
   )
 
 

@@ -107,6 +107,7 @@ def spec(config: Config) -> TaskSpec:
     sequence_length=length,
     num_padding_tokens=1,
     num_answer_tokens=problems.ANSWER_LENGTH,
+    predicts_next=True,
   )
 
 

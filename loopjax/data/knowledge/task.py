@@ -177,6 +177,7 @@ def spec(config: Config) -> TaskSpec:
     sequence_length=config.sequence_length,
     num_padding_tokens=vocabulary.size - vocabulary.padding,
     packs_documents=True,
+    predicts_next=True,
   )
 
 
