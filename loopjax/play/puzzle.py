@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.analysis.loops import halting
+from loopjax.analysis import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task

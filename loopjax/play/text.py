@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.analysis.loops import exits as exits_figures
+from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from loopjax.analysis.loops import onset
+from loopjax.analysis import onset
 from loopjax.report.paper import (
   Column,
   Metric,
