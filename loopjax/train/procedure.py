@@ -19,7 +19,7 @@ from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import settings as settings_lib
-from loopjax.data import checked
+from loopjax.data import check_dataset
 from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
 from loopjax.program import step
@@ -65,9 +65,7 @@ def make_datasets(
       seed=settings.run.seed,
       rows=rows,
     )
-    found[split] = checked.dataset(
-      task, settings.task, split, len(rows), dataset
-    )
+    found[split] = check_dataset(task, settings.task, split, len(rows), dataset)
   return found
 
 

@@ -315,11 +315,9 @@ def make_dataset(
   batches = pipeline.evaluation_batches(
     make_evaluation, config.num_eval_examples, batch_size, rows
   )
-  edges = zip(LENGTH_EDGES, LENGTH_EDGES[1:], strict=False)
-  names = [f"{low}-{high - 1}" for low, high in edges]
   return Dataset(
     batches,
-    groups={"path": (*names, f"{LENGTH_EDGES[-1]}+")},
+    groups={"path": pipeline.range_names(LENGTH_EDGES)},
     facts={f"{split}_examples": config.num_eval_examples},
   )
 

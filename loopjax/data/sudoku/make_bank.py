@@ -8,8 +8,8 @@ import pathlib
 
 import numpy as np
 
-from loopjax.data.sudoku import bank, generator, solver
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import generator, puzzles, solver
 
 # Per size: number of puzzles made, share of minimal ones (the others stop at
 # random numbers of clues), and number kept.
@@ -30,7 +30,7 @@ def make_puzzles(
   minimal_share: float,
   num_kept: int,
   rng: np.random.Generator,
-) -> bank.Puzzles:
+) -> puzzles.Puzzles:
   """Makes distinct puzzles of all difficulties, in random order.
 
   Args:
@@ -56,8 +56,8 @@ def make_puzzles(
   questions, answers = questions[distinct], answers[distinct]
   ratings = solver.solve(board, questions).guesses
   kept = _spread(np.digitize(ratings, _RATING_EDGES), num_kept, rng)
-  return bank.Puzzles(
-    *bank.pack(board, questions[kept], answers[kept]),
+  return puzzles.Puzzles(
+    *puzzles.pack(board, questions[kept], answers[kept]),
     ratings=ratings[kept],
     source_ids=np.zeros(len(kept), np.int32),
     sources=("bank",),
@@ -91,7 +91,7 @@ def main() -> None:
     content[board] = make_puzzles(board, *plan, rng)
     counts = np.bincount(np.digitize(content[board].ratings, _RATING_EDGES))
     print(f"{board}: puzzles by difficulty {counts.tolist()}", flush=True)
-  bank.save_bank(arguments.out, content)
+  puzzles.save_bank(arguments.out, content)
 
 
 if __name__ == "__main__":

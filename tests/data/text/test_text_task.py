@@ -12,7 +12,7 @@ import tokenizers
 from tests_support import refused
 from text_examples import jsonl, sentences
 
-from loopjax.data.text import documents, files, parallel, preparation, task
+from loopjax.data.text import files, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.types import Output
@@ -280,9 +280,9 @@ def test_rows_are_packed_once(config, capsys, monkeypatch):
 def test_there_are_processes_for_the_cpus_that_may_be_used(monkeypatch):
   """All CPUs, if the system does not report the available ones."""
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
-  assert parallel._num_cpus() == 3
+  assert preparation._num_cpus() == 3
   monkeypatch.delattr(os, "sched_getaffinity")
-  assert parallel._num_cpus() == os.cpu_count()
+  assert preparation._num_cpus() == os.cpu_count()
 
 
 @pytest.mark.manual  # Processes take seconds to start.
@@ -291,12 +291,12 @@ def test_several_processes_pack_the_same_rows(config, monkeypatch):
   monkeypatch.setattr(files, "CHUNK_BYTES", 4000)
   alone = batches(config, "train", 3)
   monkeypatch.setenv("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"] + "2")
-  monkeypatch.setattr(parallel, "_MIN_BYTES", 0)
+  monkeypatch.setattr(preparation, "_MIN_BYTES", 0)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
   started = []
-  pool = parallel.concurrent.futures.ProcessPoolExecutor
+  pool = preparation.concurrent.futures.ProcessPoolExecutor
   monkeypatch.setattr(
-    parallel.concurrent.futures,
+    preparation.concurrent.futures,
     "ProcessPoolExecutor",
     lambda *args, **kwargs: started.append(args) or pool(*args, **kwargs),
   )
@@ -351,7 +351,7 @@ def test_small_text_is_split_by_position(
 ):
   """Every byte is in one split; the parts are in order, and end with lines."""
   monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
-  monkeypatch.setattr(documents, "SECTION_BYTES", 1 << 20)
+  monkeypatch.setattr(files, "SECTION_BYTES", 1 << 20)
   first, second = tmp_path / "a.txt", tmp_path / "b.txt"
   lines = [f"{n:05d} {n * n}\n" for n in range(num)]
   first.write_text("".join(lines[: num // 3]))
@@ -481,11 +481,11 @@ def test_a_cache_entry_of_a_killed_process_is_made_again(
 
 @pytest.mark.manual  # Processes take seconds to start.
 def test_a_killed_process_is_one_line(config, monkeypatch):
-  monkeypatch.setattr(parallel, "_MIN_BYTES", 0)
+  monkeypatch.setattr(preparation, "_MIN_BYTES", 0)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
   chunks = [files.Chunk("a", "text", 0, b"", 0)]
   with pytest.raises(UserError, match="was killed"):
-    list(parallel.in_order(_die, chunks, 1))
+    list(preparation.in_order(_die, chunks, 1))
 
 
 def _die(_):
