@@ -86,13 +86,8 @@ def training_batches(
     make_batch: (indices of examples [b], positions [b] in the stream) ->
       their batch; all its randomness must come from the positions.
     num_examples: in the data set.
-    batch_size: global batch size, over all processes.
     seed: seed of the order.
-    rows: the rows of every global batch that this process reads, ascending; all
-      if None.
-
-  Returns:
-    Graph whose element i is this process's part of global batch i.
+    batch_size, rows: as in `stream`.
   """
 
   def make(positions: Rows) -> Mapping[str, np.ndarray]:
@@ -114,7 +109,7 @@ def evaluation_batches(
 ) -> "grain.MapDataset":
   """Every example once, in order; the last batch is padded with row 0.
 
-  "valid" [b] bool marks the examples that count; `rows`: as in training.
+  "valid" [b] bool marks the examples that count; the rest is as in training.
   """
 
   import grain

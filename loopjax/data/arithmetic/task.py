@@ -213,8 +213,6 @@ def make_dataset(
 
   The training stream repeats expressions; an evaluation has each once.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, padded in front, and in evaluation
     "valid" bool [b] and "group/operations" i32 [b]. Weights are 1 at the last

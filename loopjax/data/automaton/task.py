@@ -170,8 +170,6 @@ def make_dataset(
   the default 2^96 examples no two are equal in practice; with few states of few
   cells, training contains examples of the other splits.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
     Only the answer chunk has nonzero weights; other targets are 0. The fact

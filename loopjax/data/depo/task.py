@@ -386,8 +386,6 @@ def make_dataset(
   All splits are drawn, with separate random streams. There are too many cycles
   of more than a few nodes to repeat; the splits of the smallest tasks overlap.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/hops" i32 [b]. Weights are 1 where the next token belongs to an

@@ -518,8 +518,6 @@ def make_dataset(
   There are few problems of up to three operations; for these, the name of the
   final quantity is part of the problem (`graphs.in_split`).
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a

@@ -278,8 +278,6 @@ def make_dataset(
   Splits are drawn from separate random streams. There are too many mazes of
   more than a few rooms to repeat.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/path" i32 [b].

@@ -72,8 +72,6 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split; sources are packed at their first use.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, see `packing.unpack`, and in
     evaluation "valid" bool [b] and "group/source" i32 [b].

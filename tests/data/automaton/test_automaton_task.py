@@ -152,12 +152,6 @@ def test_cells_are_independent_coins():
   assert abs(np.corrcoef(cells[:-1, 0], cells[1:, 0])[0, 1]) < 0.06
 
 
-def test_evaluation_holds_as_many_as_asked_for():
-  got = joined(SMALL, "test")
-  assert got["valid"].sum() == 50
-  assert len(np.unique(got["inputs"][got["valid"]], axis=0)) == 50
-
-
 def test_scores_of_hand_made_answers():
   """Only the answer chunk counts."""
   batch = {

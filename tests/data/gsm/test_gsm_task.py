@@ -285,18 +285,6 @@ def test_words_are_enough_and_differ():
     assert len(theme.places) == language.NUM_PLACES
 
 
-def test_streams_of_random_numbers_differ():
-  seeds = {
-    pipeline.stream_seed(stream, part, seed)
-    for stream in range(3)
-    for part in range(3)
-    for seed in range(3)
-  }
-  assert len(seeds) == 27
-  numbers = [pipeline.uniforms(s, np.arange(2), 2).tobytes() for s in seeds]
-  assert len(set(numbers)) == 27
-
-
 SMALL = task.Config(
   train_ops=(1, 3, 8),
   eval_ops=(1, 2, 5, 8),
