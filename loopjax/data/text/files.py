@@ -23,7 +23,6 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import hub, pipeline
-from loopjax.data.arithmetic import task as arithmetic
 from loopjax.errors import UserError, one_line
 from loopjax.run import user_cache
 
@@ -53,6 +52,8 @@ def synthetic(source: str) -> str:
 
 def _arithmetic() -> str:
   """Paragraphs of lines such as `7*(3-12)=6`, modulo 23."""
+  from loopjax.data.arithmetic import task as arithmetic  # Only for these.
+
   positions = np.arange(_LINES)
   stream = pipeline.stream_seed(0, 0, 0)
   drawn = pipeline.uniforms(pipeline.stream_seed(1, 0, 0), positions, 1)[:, 0]
