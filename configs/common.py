@@ -110,6 +110,14 @@ LM_TINY = {  # Bytes of synthetic arithmetic, or of your text.
   "run": {"batch_size": 16, "steps_per_call": 10, "log_every": 50},
   "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
 }  # fmt: skip
+LM_GPU = {  # On top of a family's "tiny".
+  "task": {"sequence_length": 1024},
+  "model": {
+    "width": 512, "num_heads": 8, "init_std": 0.02, "precision": "bfloat16",
+  },
+  "loop": {"remat": "outputs"},
+  "run": {"num_steps": 4000, "batch_size": 64},
+}  # fmt: skip
 LM_SMOKE = presets.merged(SMOKE, {
   "task": {
     "name": "arithmetic", "modulus": 11, "max_operations": 2,

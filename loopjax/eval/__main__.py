@@ -73,7 +73,10 @@ def run(options: Options) -> None:
     for task, of in zip(tasks, found, strict=True)
   ]
   print("\n".join(counted), end="\n\n")
-  print(document.aligned(_without_empty_columns(_header(), table)))
+  header = "run", "task", "n", *_COLUMNS.values()
+  columns = zip(header, *table, strict=True)
+  filled = [column for column in columns if any(column[1:])]
+  print(document.aligned(list(zip(*filled, strict=True))))
   for workdir in workdirs[:-1] if options.compare else ():
     print(f"\n{workdir} - {options.compare}: difference, 95 % interval, p")
     rows = []
@@ -180,10 +183,6 @@ def _file_name(task: str, options: Options) -> str:
   )
 
 
-def _header() -> tuple[str, ...]:
-  return "run", "task", "n", *_COLUMNS.values()
-
-
 def _row(
   workdir: pathlib.Path, task: str, summary: Mapping[str, Any]
 ) -> tuple[str, ...]:
@@ -195,14 +194,6 @@ def _row(
     for name in _COLUMNS
   ]
   return str(workdir), task, f"{summary['n']:,}", *cells
-
-
-def _without_empty_columns(
-  header: Sequence[str], lines: Sequence[Sequence[str]]
-) -> list[tuple[str, ...]]:
-  columns = zip(header, *lines, strict=True)
-  kept = [column for column in columns if any(column[1:])]
-  return list(zip(*kept, strict=True))
 
 
 @one_line_errors

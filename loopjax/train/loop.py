@@ -81,7 +81,11 @@ def train(
     context: everything that this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
-    meta: the metadata of this state, as in `progress`.
+    meta: the metadata that a checkpoint stores besides this state. "batches" is
+      the index of the next batch, counted in this batch size; "wall_seconds"
+      the duration of the run up to here; "pending" the metrics of steps not yet
+      logged; "teacher_step" the step of the teacher's checkpoint. The rest is
+      of the start of the run, see `procedure`.
     writer: writer of the metrics.
     started: `time.monotonic` of a start without interruptions.
     mode: "train" or "train_and_eval".
@@ -102,8 +106,13 @@ def train(
     if int(state.bad.streak) >= options.max_bad_steps:
       return  # Already saved.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
-    seconds = time.monotonic() - started
-    now = progress(meta, at + ahead, seconds, unlogged, teacher.step)
+    now = {
+      **meta,
+      "batches": at + ahead,
+      "wall_seconds": time.monotonic() - started,
+      "pending": unlogged,
+      "teacher_step": teacher.step,
+    }
     context.checkpoints.save(at, state, now)
 
   try:
@@ -153,32 +162,6 @@ def train(
     return state, Outcome("preempted", "", costs)
   finally:
     tracer.close()
-
-
-def progress(
-  before: Mapping[str, Any],
-  batches: int,
-  wall_seconds: float,
-  pending: list[Any],
-  teacher_step: int | None,
-) -> dict[str, Any]:
-  """The metadata that a checkpoint stores besides the state.
-
-  Args:
-    before: the metadata at the start: of the run, "num_steps", "batch_size",
-      "extended" (where it had others, see `procedure`) and "data", checksums.
-    batches: index of the next batch, counted in this batch size.
-    wall_seconds: duration of the run so far.
-    pending: metrics of steps not yet logged.
-    teacher_step: step of the teacher's checkpoint.
-  """
-  return {
-    **before,
-    "batches": batches,
-    "wall_seconds": wall_seconds,
-    "pending": pending,
-    "teacher_step": teacher_step,
-  }
 
 
 def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:

@@ -327,7 +327,12 @@ def _train_and_evaluate(
     started -= meta["wall_seconds"]
   else:
     state = _fresh_state(context)
-    meta = train_loop.progress({}, 0, 0.0, [], None)
+    meta = {
+      "batches": 0,
+      "wall_seconds": 0.0,
+      "pending": [],
+      "teacher_step": None,
+    }
   at = int(state.step)
   known = len(meta.get("extended", ()))
   meta = _continued(context, meta, at)

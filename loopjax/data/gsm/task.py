@@ -279,7 +279,10 @@ def examples(
   question = language.questions(called.themes, quantities[rows, answer_node])
   tokens = language.statements(stated, quantities)
   present = language.present(stated)
-  order = _permutations(_ORDERS, seed, indices, present.shape[1])[..., None]
+  keys = pipeline.uniforms(
+    pipeline.stream_seed(_ORDERS, 0, seed), indices, present.shape[1]
+  )
+  order = np.argsort(keys, axis=1, kind="stable")[..., None]
   tokens, present = (
     np.take_along_axis(part, order, axis=1).reshape(len(rows), -1)
     for part in (tokens, present)
@@ -394,14 +397,6 @@ def _with_answers(
   )
   inputs = np.concatenate([context, chunk], axis=1)
   return pipeline.with_answers(inputs, expected, expected != language.PADDING)
-
-
-def _permutations(
-  stream: int, seed: int, indices: np.ndarray, num: int
-) -> np.ndarray:
-  """Random orders of 0 .. num - 1, int [B, num]."""
-  keys = pipeline.uniforms(pipeline.stream_seed(stream, 0, seed), indices, num)
-  return np.argsort(keys, axis=1, kind="stable")
 
 
 RULES = ("most_frequent", "lone_constant", "sum_of_constants")

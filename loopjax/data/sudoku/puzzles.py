@@ -122,7 +122,7 @@ def load_bank(board: Board, path: pathlib.Path = PATH) -> Puzzles:
   except FileNotFoundError:
     raise UserError(
       f"{path}: the puzzle bank is missing; install the package again or run "
-      f"python -m loopjax.data.sudoku.make_bank --out={path}"
+      f"python -m loopjax.data.sudoku.generator --out={path}"
     ) from None
   return Puzzles(
     givens=givens,

@@ -254,12 +254,6 @@ def mixed(
   return source, row
 
 
-def _checksum(corpora: list[preparation.Corpus]) -> str:
-  """Checksum of all sources' files and of the settings that determine rows."""
-  names = "".join(one.folder.name for one in corpora)
-  return hashlib.sha256(names.encode()).hexdigest()
-
-
 def _facts(
   split: str, corpora: list[preparation.Corpus]
 ) -> dict[str, int | float | str]:
@@ -278,9 +272,11 @@ def _facts(
     facts[f"{split}_{name}"] = sum(one.facts[name] for one in corpora)
   padding = sum(one.facts[split]["padding"] for one in corpora)
   tokens = sum(one.facts[split]["tokens"] for one in corpora)
+  # Checksums of all sources' files and of the settings that determine rows.
+  names = "".join(one.folder.name for one in corpora)
   return {
     **facts,
-    f"{split}_sha256": _checksum(corpora),
+    f"{split}_sha256": hashlib.sha256(names.encode()).hexdigest(),
     f"{split}_examples": facts[f"{split}_rows"],
     f"{split}_padding_share": padding / (padding + tokens),
   }

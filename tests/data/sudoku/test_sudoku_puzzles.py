@@ -14,7 +14,6 @@ from loopjax import errors
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import (
   generator,
-  make_bank,
   solver,
   symmetry,
   task,
@@ -91,9 +90,9 @@ def test_made_saved_and_loaded(tmp_path):
   """The script's parts, for a size that is not in the puzzles_lib."""
   board = board_lib.Board(3, 2)
   rng = np.random.default_rng(0)
-  made = make_bank.make_puzzles(board, 60, 0.5, 40, rng)
+  made = generator.make_puzzles(board, 60, 0.5, 40, rng)
   assert len(made.ratings) == 40
-  again = make_bank.make_puzzles(board, 60, 0.5, 40, np.random.default_rng(0))
+  again = generator.make_puzzles(board, 60, 0.5, 40, np.random.default_rng(0))
   assert (made.givens == again.givens).all()
   path = tmp_path / "bank.npz"
   puzzles_lib.save_bank(path, {board: made})
@@ -130,7 +129,7 @@ def test_the_largest_ratings_are_cut(tmp_path):
 def test_missing_size_and_missing_file(tmp_path):
   with pytest.raises(errors.UserError, match="no puzzles with 2x4 boxes"):
     puzzles_lib.load_bank(board_lib.Board(2, 4))
-  with pytest.raises(errors.UserError, match="make_bank"):
+  with pytest.raises(errors.UserError, match="generator --out="):
     puzzles_lib.load_bank(board_lib.Board(3, 3), tmp_path / "none.npz")
 
 

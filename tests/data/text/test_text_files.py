@@ -148,6 +148,7 @@ def test_turns_of_a_conversation_are_separated(read):
     (b'{"text": "a"', "is not valid JSON"),
     (b"[" * 100_000, "is not valid JSON"),
     (b'["text"]', "is not a JSON object"),
+    (b"null", "is null; remove such rows"),
     (b'{"body": "a"}', "has no 'text', only body"),
     (b'{"text": null}', "its 'text' is null"),
     (b'{"text": 3}', "'text' is not a string"),
