@@ -81,11 +81,8 @@ def train(
     context: everything that this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
-    meta: the metadata that a checkpoint stores besides this state. "batches" is
-      the index of the next batch, counted in this batch size; "wall_seconds"
-      the duration of the run up to here; "pending" the metrics of steps not yet
-      logged; "teacher_step" the step of the teacher's checkpoint. The rest is
-      of the start of the run, see `procedure`.
+    meta: the metadata that a checkpoint stores besides this state; those at the
+      start of the run, see `procedure`.
     writer: writer of the metrics.
     started: `time.monotonic` of a start without interruptions.
     mode: "train" or "train_and_eval".
@@ -106,14 +103,9 @@ def train(
     if int(state.bad.streak) >= options.max_bad_steps:
       return  # Already saved.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
-    now = {
-      **meta,
-      "batches": at + ahead,
-      "wall_seconds": time.monotonic() - started,
-      "pending": unlogged,
-      "teacher_step": teacher.step,
-    }
-    context.checkpoints.save(at, state, now)
+    seconds = time.monotonic() - started
+    now = {"batches": at + ahead, "wall_seconds": seconds, "pending": unlogged}
+    context.checkpoints.save(at, state, {**meta, **now})
 
   try:
     while True:

@@ -339,9 +339,10 @@ def _train_and_evaluate(
   teacher = teacher_lib.load(
     settings, context.program.abstract_teacher, meta["teacher_step"]
   )
+  meta["teacher_step"] = teacher.step
   if not restored and (settings.run.init_from or settings.run.teacher):
     # Saved now: the runs from which it starts may continue meanwhile.
-    context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
+    context.checkpoints.save(0, state, meta)
   if jax.process_index() == 0:
     if not restored and (source := settings.run.init_from):
       tokenizer = settings.plain["task"].get("tokenizer", "")
@@ -400,6 +401,10 @@ def _continued(
   context: train_loop.RunContext, meta: Mapping[str, Any], at: int
 ) -> dict[str, Any]:
   """The metadata of a state, for this start of the run.
+
+  "batches" is the index of the next batch, counted in this batch size;
+  "wall_seconds" the duration of the run up to the state; "pending" the metrics
+  of steps not yet logged; "teacher_step" the step of the teacher's checkpoint.
 
   Where the run has other steps or another batch size than the start that saved
   the state, it says at which step, and what they were. Batches of another size
