@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from loopjax import program as program_lib
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.errors import UserError
@@ -16,6 +15,7 @@ from loopjax.loop import exits
 from loopjax.models import MODELS
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model as language_model_lib
+from loopjax.saved import trained
 from loopjax.saved.language_model import LanguageModel
 
 PREFIX_MIB = 64
@@ -63,8 +63,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
-    help="dtype of the parameters, with --hub [float32 on CPUs, where bfloat16"
-    " is slower; else bfloat16]",
+    help="dtype of the parameters, with --hub [float32 on CPUs, which multiply"
+    " in float32; else bfloat16]",
   )
   parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
@@ -168,7 +168,7 @@ def load(flags: ModelFlags) -> LanguageModel:
 
 
 def default_dtype() -> str:
-  """float32 on CPUs, where products of bfloat16 are slower; else bfloat16."""
+  """float32 on CPUs, where products are in float32; else bfloat16."""
   return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
@@ -193,7 +193,8 @@ def load_folder(
     UserError: a file is missing or damaged, or the model is not supported.
   """
   _, settings, params = convert.read_folder(folder, dtype=dtype)
-  graphdef, _ = program_lib.abstract_model(settings)
+  platform = jax.default_backend()
+  graphdef, params = trained.for_generation(settings, params, platform)
   assert isinstance(settings.task, TextConfig)
   tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos)
   return LanguageModel(

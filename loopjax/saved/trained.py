@@ -2,9 +2,11 @@
 
 import dataclasses
 import pathlib
+import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import config as config_lib
@@ -13,6 +15,7 @@ from loopjax import sharding
 from loopjax.nn import remat
 from loopjax.protocols import Model
 from loopjax.run.checkpoints import quantized, restore
+from loopjax.types import PRECISIONS
 
 
 class TrainedModel(NamedTuple):
@@ -47,8 +50,9 @@ def read(
   Args:
     workdir: the run's work directory.
     checkpoint: step of the checkpoint; None for the newest intact one.
-    kernels: whether the model uses loop.kernels if the device supports them;
-      otherwise it uses XLA, which supports texts of any length.
+    kernels: whether the model is to generate, see `for_generation`,
+      and uses loop.kernels if the device supports them; otherwise it uses XLA,
+      which supports texts of any length.
     or_quantized: whether the parameters may be quantised, see
       `run.checkpoints.quantized`.
 
@@ -65,7 +69,8 @@ def read(
     settings = settings._replace(loop=options)
   # Its gradient is taken by some who read it.
   loop = remat.resolve(settings.loop, device.platform)
-  graphdef, params = program_lib.abstract_model(settings._replace(loop=loop))
+  used = settings._replace(loop=loop)
+  graphdef, params = program_lib.abstract_model(used)
   placed = sharding.replicated(sharding.make_mesh(settings.mesh, [device]))
   wanted = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), params
@@ -75,4 +80,35 @@ def read(
     params, step = quantized.read(workdir, wanted, weights), 0
   else:
     step, params = restore.chosen_params(workdir, checkpoint, wanted, label)
+  if kernels:
+    graphdef, params = for_generation(used, params, device.platform)
   return TrainedModel(settings, graphdef, params, step)
+
+
+def for_generation(
+  settings: config_lib.Settings, params: Any, platform: str
+) -> tuple[nnx.GraphDef, Any]:
+  """(graphdef, parameters) of a model that generates, in float32 on CPUs.
+
+  XLA's CPU backend multiplies float32 alone. In bfloat16, every call would
+  convert the parameters, and every write to a cache all of it, which takes ten
+  times as long as the products. A line on standard error says it.
+
+  Args:
+    settings: the model's.
+    params: its parameters, as stored; they may be quantised.
+    platform: of its device.
+  """
+  model: Any = settings.model
+  if platform == "cpu" and PRECISIONS[model.precision].compute == jnp.bfloat16:
+    model = dataclasses.replace(model, precision="float32")
+    settings = settings._replace(model=model)
+    params = jax.tree.map(_widened, params)
+    print(
+      "on a CPU the model computes in float32, not in bfloat16", file=sys.stderr
+    )
+  return program_lib.abstract_model(settings)[0], params
+
+
+def _widened(x: Any) -> Any:
+  return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x

@@ -8,20 +8,49 @@ import sys
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 pytest.importorskip("tokenizers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "hub"))
 import hub_examples as examples
 
+from loopjax import config as config_lib
 from loopjax.generate import __main__ as entry
 from loopjax.generate import source
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
+from loopjax.hub import convert
+from loopjax.saved import trained
 
 
 def test_folders_are_read_in_float32_on_cpus_alone(monkeypatch):
   assert source.default_dtype() == "float32"
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   assert source.default_dtype() == "bfloat16"
+
+
+def test_what_multiplies_in_bfloat16_does_in_float32_on_a_cpu(tmp_path, capsys):
+  folder, workdir = tmp_path / "hub", tmp_path / "run"
+  examples.make_folder(folder)
+  exact = source.load_folder(folder, dtype="float32")
+  convert.import_folder(folder, workdir, dtype="bfloat16")
+  assert not capsys.readouterr().err
+  for flags in (
+    source.ModelFlags(hub=folder, dtype="bfloat16"),
+    source.ModelFlags(workdir=workdir),
+  ):
+    found = source.load(flags)
+    assert "computes in float32" in capsys.readouterr().err
+    model = nnx.merge(found.graphdef, found.params)
+    assert model.config.precision == "float32"
+    jax.tree.map(
+      lambda x, y: np.testing.assert_array_equal(x, y.astype("bfloat16")),
+      jax.tree.map(lambda x: np.asarray(x, np.float32), found.params),
+      exact.params,
+    )
+  settings = config_lib.of_run(workdir, "")
+  graphdef, _ = trained.for_generation(settings, found.params, "gpu")
+  model = nnx.merge(graphdef, found.params)
+  assert model.config.precision == "bfloat16_params"
 
 
 def test_a_published_layout_writes_what_transformers_would(tmp_path):

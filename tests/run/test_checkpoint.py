@@ -74,6 +74,16 @@ def test_what_is_saved_comes_back(tmp_path):
     assert jnp.array_equal(got, expected)
 
 
+def test_arrays_are_stored_as_they_are(tmp_path):
+  """Compression takes longer than it saves, and a second copy in memory."""
+  zeros = np.zeros(2**16, np.float32)
+  with opening(tmp_path) as checkpoints:
+    checkpoints.save(1, {"params": jnp.asarray(zeros)}, {})
+  files = (tmp_path / restore.DIRECTORY).rglob("*")
+  stored = [path.read_bytes() for path in files if path.is_file()]
+  assert any(zeros.tobytes() in content for content in stored)
+
+
 def test_the_newest_and_the_best_stay(tmp_path):
   """The best step is known only after its checkpoint was written."""
   scores = {1: 0.1, 2: 0.9, 3: 0.3, 4: 0.2, 5: 0.4}

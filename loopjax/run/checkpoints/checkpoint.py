@@ -58,7 +58,12 @@ class Checkpoints:
     kept = NewestAndBest(keep, keep_best, self.scores)
     self._manager = ocp.CheckpointManager(
       self.directory.absolute(),
-      item_names=(restore.STATE, restore.META),
+      item_handlers={
+        # Trained numbers compress by a tenth, at three times the time to save,
+        # twice the time to read, and a second copy in memory.
+        restore.STATE: ocp.PyTreeCheckpointHandler(use_compression=False),
+        restore.META: ocp.JsonCheckpointHandler(),
+      },
       options=ocp.CheckpointManagerOptions(preservation_policy=kept),
     )
     # JAX counts the queries for preemption, which only `preemption` may make.
