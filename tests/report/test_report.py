@@ -272,10 +272,8 @@ def test_sweeps_of_ones_own_have_no_rows_of_papers(workdir):
 
 def test_sweeps_of_ones_own_have_the_panels_of_their_paper(workdir):
   plan = plan_of(workdir)._replace(name="mine")
-  assert tables.sweep_of(plan, utm.PAPER).panels == utm.PAPER.panels
-  search = plan._replace(chosen_for="a search")
-  assert not tables.sweep_of(search, utm.PAPER).panels
-  assert not tables.sweep_of(plan, None).panels
+  assert tables.sweep_of(plan).panels == utm.PAPER.panels != ()
+  assert not tables.sweep_of(plan._replace(chosen_for=("a.b",))).panels
 
 
 def test_a_point_is_no_line_over_a_setting(workdir):
