@@ -267,6 +267,31 @@ def test_results_are_those_of_their_pages(page):
   assert checked > 5 or page != "README.md"
 
 
+def test_every_verdict_has_a_page_with_its_evidence():
+  """Each page ends with a table of claims that names the row's stored runs."""
+  results = ROOT / "docs/results.md"
+  verdicts = prose_of(results.read_text()).partition("## Verdicts")[2]
+  words: dict[str, set[str]] = {}
+  for row in re.findall(r"(?m)^\|.*\|$", verdicts.partition("\n## ")[0]):
+    verdict, named = (cell.strip() for cell in row.split("|")[-3:-1])
+    claims = ""
+    for link in links_of(named):
+      page = (results.parent / link.partition("#")[0]).read_text()
+      *_, evidence = page.partition("\n## Evidence\n")
+      head, _, *rows = evidence.strip().splitlines()
+      assert head.startswith("| claim | refuted by | settings and seeds |")
+      assert all(line.count(" | ") == 4 for line in rows), link
+      claims += evidence
+    for name in spans_of(named):
+      assert f"`{name}`" in claims, name
+      words.setdefault(name, set()).add(verdict)
+  assert len(words) > 20
+  for name, said in words.items():  # A file may answer several questions.
+    kept = (ROOT / f"benchmarks/runs/{name}.runs.json").read_text()
+    verdict = re.search(r'^ "verdict": "(.*)",$', kept, re.MULTILINE)
+    assert verdict is None or verdict[1] in said, name
+
+
 # Idioms that cost a second reading: "is no run", "goes on", "bits a byte".
 DIALECT = re.compile(
   r"\b(at hand|likewise|namely|one's own|of yours|(goes|go|went) on)\b"

@@ -75,6 +75,35 @@ def more_loops(name: str, file: str) -> None:
   draw.save(figure, HERE / f"{name}.png")
 
 
+def equal_time(name: str, files: tuple[str, ...]) -> None:
+  """Draws Rule 110 over the passes that were trained, a line for each run."""
+  figure = draw.new(6.4, 3.2)
+  axes = figure.subplots()
+  for place, (file, passes) in enumerate(zip(files, (4, 1), strict=True)):
+    label = f"{passes} pass{'es' * (passes > 1)}"
+    for run in json.loads((RUNS / file).read_text())["items"]:
+      loops = run["summary"]["metrics"]["test/loops_run"]
+      if (run["config"]["task"]["num_steps"], loops) != (5, passes):
+        continue
+      scored = [e for e in run["evaluations"] if e["split"] == "validation"]
+      known = axes.get_legend_handles_labels()[1]
+      axes.plot(
+        [row["step"] * passes for row in scored],
+        [row["exact_match"] for row in scored],
+        color=draw.PALETTE[place],
+        label=None if label in known else label,
+      )
+  axes.set_ylim(0, 1.02)
+  draw.tidy(
+    axes,
+    "Rule 110 after five steps: both labels right, validation",
+    "optimizer steps x passes",
+    "",
+  )
+  axes.legend(frameon=False, fontsize=9, loc="lower right")
+  draw.save(figure, HERE / f"{name}.png")
+
+
 def board(name: str, entry: str) -> None:
   """Draws a hard puzzle loop by loop, as a picture that moves."""
   inspector = load.load(pathlib.Path(f"zoo:{entry}"))
@@ -126,6 +155,10 @@ def main() -> None:
   """Draws all."""
   board("sudoku_nine", "sudoku_nine")
   more_loops("more_loops", "sudoku_six.runs.json")
+  equal_time(
+    "sleep_equal_time",
+    ("rule_110_steps.runs.json", "rule_110_equal_time.runs.json"),
+  )
   rows = table(
     "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
   )

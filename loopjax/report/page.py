@@ -24,10 +24,11 @@ MAX_RUNS_WITH_FIGURES = 6
 
 _WORDS = (
   "Reproduced: the paper's finding shows in at least three seeds that were not"
-  " used to choose anything, and the confidence interval of the difference"
-  " excludes 0. Same direction: a smaller effect, an easier task, fewer seeds,"
-  " or within the error. Not here: tried, and absent. A dash: no paper makes"
-  " this claim. Each question links to its numbers."
+  " used to choose anything, the confidence interval of the difference excludes"
+  " 0, and the side that wins was not trained for longer. Same direction: one"
+  " of these fails, or the effect is smaller, or the task lacks what the claim"
+  " is about. Not here: tried, and absent. A dash: no paper makes this claim."
+  " Each question links to its numbers."
 )
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"

@@ -156,6 +156,7 @@ class Paper(NamedTuple):
     caveats: caveats of every comparison with the paper.
     size: settings of a run whose numbers can be compared with the paper's, as
       in `Row.settings`; None if no run here is of its size.
+    panels: panels for sweeps that are not in `sweeps`.
   """
 
   name: str
@@ -165,6 +166,7 @@ class Paper(NamedTuple):
   scale: tuple[Scale, ...]
   caveats: tuple[str, ...]
   size: Mapping[str, Any] | None = None
+  panels: tuple[Panel, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,8 @@ def draw_panels(
   for axes, (panel, curves) in zip(grid, drawn, strict=True):
     unit = _UNITS.get(panel.over) or grouping.words(panel.over)
     draw.tidy(axes, panel.title, unit, "")
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
+    whole = "." in panel.over  # Numbers of loops or tokens.
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=whole))
     if panel.over == "examples":
       axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     elif "/" in panel.over:  # Training goes to the right.
@@ -191,8 +192,10 @@ def caption(sweep: paper_lib.Sweep) -> str:
   axes = " or ".join(_UNITS.get(x) or grouping.words(x) for x in over)
   dashed = any(len(panel.names) > 1 for panel in sweep.panels)
   away = [p.title for p in sweep.panels if not _from_zero(p)]
+  means = all("." in x for x in over)
+  lines = "means" if means else "one line per run, one colour per setting"
   parts = [
-    f"Our runs, over {axes}: one line per run, one colour per setting.",
+    f"Our runs, over {axes}: {lines}.",
     "Dashed lines are the second score of a panel." if dashed else "",
     f"Vertical axes that do not start at 0: {', '.join(away)}." if away else "",
   ]
@@ -329,6 +332,8 @@ def by_setting(
       line.append((place, panel.factor * found.mean))
   curves = []
   for number, (value, points) in enumerate(lines.items()):
+    if len(points) < 2:  # In the table.
+      continue
     x, y = np.array(sorted(points), float).T
     label = grouping.as_text({panel.lines: value})
     curves.append(Curve(number, label, False, x, y))

@@ -146,7 +146,8 @@ def sweep_of(plan: runs_lib.Plan) -> paper_lib.Sweep:
     sweep = paper.sweeps[plan.name]
   else:
     columns = paper.columns if paper else _DEFAULT_COLUMNS
-    sweep = paper_lib.Sweep(plan.name, "ours", columns)
+    panels = paper.panels if paper and plan.chosen_for is None else ()
+    sweep = paper_lib.Sweep(plan.name, "ours", columns, panels=panels)
   if sweep.rows or (plan.chosen_for is None and not plan.command):
     return sweep
   return sweep._replace(columns=(*_chosen_by(plan, sweep), *sweep.columns))

@@ -270,6 +270,33 @@ def test_sweeps_of_ones_own_have_no_rows_of_papers(workdir):
   assert not (workdir / "papers.csv").exists()
 
 
+def test_sweeps_of_ones_own_have_the_panels_of_their_paper(workdir):
+  plan = plan_of(workdir)._replace(name="mine")
+  assert tables.sweep_of(plan).panels == utm.PAPER.panels != ()
+  assert not tables.sweep_of(plan._replace(chosen_for=("a.b",))).panels
+
+
+def test_a_point_is_no_line_over_a_setting(workdir):
+  """Figure 2 of UTM: memory tokens, with a line for each bias."""
+  (panel,) = utm.PAPER.sweeps["router_init"].panels
+  groups = grouping.group_by_seed(plan_of(workdir).runs)
+  (line,) = plots.by_setting(groups, panel)
+  assert (list(line.x), list(line.y)) == ([0, 4], pytest.approx([30, 50]))
+  assert plots.by_setting(groups[:1], panel) == []
+
+
+def test_stage_1_of_test_splits_stands_beside_the_papers():
+  """Table 1(a): after one loop nothing that was not learned is answered."""
+  sweep = disco.PAPER.sweeps["models"]
+  (row,) = (row for row in sweep.rows if row.label == "vanilla loop")
+  names = ("test_id_2/stage1_accuracy", "test_ood_2/stage1_accuracy")
+  columns = {column.key: column for column in sweep.columns}
+  for name, theirs in zip(names, (0.9, 0.0), strict=True):
+    assert row.values[name].mean == theirs
+    summary = {"metrics": {name: 0.125}}
+    assert columns[name].value({}, summary) == pytest.approx(12.5)
+
+
 def test_several_directories_are_one_report(workdir, tmp_path, capsys):
   """Folders of runs and of sweeps, wherever they are; each run once."""
   runs = tmp_path / "elsewhere" / "runs"

@@ -206,6 +206,11 @@ _SWEEPS = {
     title="Knowledge and its manipulation",
     source="ours, after the paper's discussion (section 4)",
     columns=(_FACTS, _ANSWERS, _VALUES),
+    panels=(
+      Panel("validation: values right, %", ("validation/exact_match",)),
+      Panel("validation: questions answered, %",
+            ("validation_questions/exact_match",)),
+    ),
     caveats=(
       "The paper's claim: loops help manipulation and not knowledge, memory"
       " helps knowledge. Here knowledge is facts about synthetic people, and"

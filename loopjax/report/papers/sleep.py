@@ -182,6 +182,14 @@ AUTOMATON = _paper(
     ),
   },
   columns=(_MATCH, _CELLS, _FLOOR, LOSS),
+  panels=(
+    Panel(
+      "test: all labels right, %",
+      ("test/exact_match",),
+      over=_PASSES,
+      lines="task.num_steps",
+    ),
+  ),
   scale=_scale(
     "24",
     Scale("steps of the rule", "task.num_steps", "32"),

@@ -44,6 +44,8 @@ _DEPTHS = tuple(
   )
 )
 
+_BY_LOOPS = Panel("exact match, %", ("depth/exact_match",), over="loops")
+
 
 def _seeds(first, second, third, mean=None, std=None, text="") -> Number:
   """The paper's three seeds; None where it did not run one."""
@@ -84,7 +86,7 @@ _SWEEPS = {
   ),
   "router_init": Sweep(
     title="Initial router bias",
-    source="Tables 1, 2 and 3",
+    source="Tables 1, 2 and 3, Figure 2",
     columns=(EXACT,),
     rows=(
       *(
@@ -100,6 +102,9 @@ _SWEEPS = {
         {_BIAS: 1.0},
         {"exact": Number(text="reported to trap; no number given")},
       ),
+    ),
+    panels=(
+      Panel("exact match, %", ("test/exact_match",), over=_MEMORY, lines=_BIAS),
     ),
     caveats=("Table 2 has bias -3 only at seed 123; others are in Table 3.",),
   ),
@@ -181,9 +186,7 @@ _SWEEPS = {
     title="More steps at inference than in training",
     source="Figure 7 and section 5.2",
     columns=_DEPTHS,
-    panels=(
-      Panel("exact match, %", ("depth/exact_match",), over="loops"),
-    ),
+    panels=(_BY_LOOPS,),
     rows=(
       Row(
         "lambda 0.001 with warm-up",
@@ -287,6 +290,7 @@ PAPER = Paper(
   },
   sweeps=_SWEEPS,
   columns=(EXACT, _HALT),
+  panels=(_BY_LOOPS,),
   scale=_SCALE,
   caveats=(
     "The paper's exact match uses 12,800 test puzzles (standard error about"
