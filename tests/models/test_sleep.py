@@ -289,11 +289,10 @@ def test_a_cut_is_where_it_says():
     np.testing.assert_array_equal, gradients(), gradients(num_with_gradient=3)
   )
   full = slopes()
-  for cut in ({}, {"gradient_cut": "fast_weights"}):  # The default is "hidden".
-    some = slopes(num_with_gradient=1, **cut)
-    assert (some > 1e-4).all()
-    assert np.abs(some[:16] - full[:16]).max() > 1e-3
-    np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
+  some = slopes(num_with_gradient=1)  # The hidden state is cut.
+  assert (some > 1e-4).all()
+  assert np.abs(some[:16] - full[:16]).max() > 1e-3
+  np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
   none = slopes(num_with_gradient=1, gradient_cut="both")
   assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
 
