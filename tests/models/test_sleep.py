@@ -612,19 +612,16 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(
-  ("eviction", "changes"),
-  [
-    ("hard", READ[0]),
-    ("sliding", READ[1]),
-    long_case("hard", READ[2]),
-    long_case("sliding", READ[3]),
-    pytest.param("sliding", READ[0], marks=pytest.mark.manual),
-    pytest.param("hard", READ[1], marks=pytest.mark.manual),
-    pytest.param("sliding", READ[2], marks=pytest.mark.manual),
-    pytest.param("hard", READ[3], marks=pytest.mark.manual),
-  ],
-)
+@pytest.mark.parametrize(("eviction", "changes"), [
+  ("hard", READ[0]),
+  ("sliding", READ[1]),
+  long_case("hard", READ[2]),
+  long_case("sliding", READ[3]),
+  pytest.param("sliding", READ[0], marks=pytest.mark.manual),
+  pytest.param("hard", READ[1], marks=pytest.mark.manual),
+  pytest.param("sliding", READ[2], marks=pytest.mark.manual),
+  pytest.param("hard", READ[3], marks=pytest.mark.manual),
+])  # fmt: skip
 def test_token_by_token_is_the_whole(eviction, changes):
   """Padding stands inside, at a window's end and in the answer's window."""
   # Passes of larger matrices amplify rounding: at 0.3 by a factor of 10,000.
