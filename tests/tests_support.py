@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import partial_eval
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*_*.py"))
@@ -132,6 +133,16 @@ def rows_of_metrics(workdir) -> list[dict]:
     {name: value for name, value in row.items() if name not in timing}
     for row in workdir_lib.read_metrics(workdir)
   ]
+
+
+def traced_sizes(function, *arguments) -> list[int]:
+  """Like `array_sizes`, of a program that is not compiled.
+
+  Without what its results do not need, which XLA would remove.
+  """
+  traced = jax.make_jaxpr(function)(*arguments)
+  needed = [True] * len(traced.out_avals)
+  return array_sizes(str(partial_eval.dce_jaxpr(traced.jaxpr, needed)[0]))
 
 
 def array_sizes(text: str) -> list[int]:

@@ -218,10 +218,7 @@ CONFIGS = (
   ("llama", {"rope_theta": 5e5, "rope_scaling": _LLAMA3}),
   ("llama", {"rope_theta": 5e5, "rope_parameters": _LLAMA3}),
   ("llama", {"rope_parameters": {**_LLAMA3, "rope_theta": 1e6}}),
-  (
-    "llama",
-    {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default"}},
-  ),
+  ("llama", {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default"}}),
   (
     "llama",
     {

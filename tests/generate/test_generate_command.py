@@ -9,7 +9,7 @@ import types
 import pytest
 
 from loopjax.generate import __main__ as entry
-from loopjax.generate import command
+from loopjax.generate import command, source
 from loopjax.generate.engine import Engine
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
@@ -172,3 +172,17 @@ def test_mistakes_are_one_line(run, capsys, flags, says):
   printed = capsys.readouterr().err
   assert printed.startswith("error: ") and printed.count("\n") == 1
   assert says in printed
+
+
+@pytest.mark.parametrize(("name", "flags", "mebibytes"), [
+  ("looped", {}, source.PREFIX_MIB), ("looped", {"prefix_mib": 3}, 3),
+  ("looped", {"cache_kind": "mean"}, 0), ("melt", {}, 0),
+])  # fmt: skip
+def test_prefixes_are_shared_where_the_cache_permits_it(
+  name, flags, mebibytes, monkeypatch
+):
+  """Unless the flag says otherwise."""
+  monkeypatch.setattr(source, "make_engine", lambda _, **options: options)
+  model = types.SimpleNamespace(facts={"model": name}, context_length=9)
+  engine = source.engine_from_flags(model, source.ModelFlags(**flags))
+  assert engine["prefix_mib"] == mebibytes

@@ -136,7 +136,7 @@ def test_a_drafted_text_is_what_it_is_alone_without_drafts(name):
   asked = [one for one in MIXED if name == "looped" or one.exit_threshold == 1]
   found = engine_of(name).generate([*asked, *reversed(asked)])
   for request, *both in zip(asked, found, found[::-1], strict=False):
-    alone = engine_of(name).generate(drafted([request], 0))
+    alone = shared(name).generate(drafted([request], 0))
     for text in both:
       same([text], alone)
 

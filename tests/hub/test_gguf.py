@@ -212,32 +212,27 @@ def drop(name):
   return lambda tensors: tensors.pop(name)
 
 
-@pytest.mark.parametrize(
-  ("values", "message"),
-  [
-    ({"general.architecture": "gemma"}, "general.architecture='gemma' is not"),
-    ({"llama.expert_count": 8}, "llama.expert_count=8 is not supported"),
-    ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type='yarn'"),
-    ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor=4.0 is"),
-    ({"llama.rope.scale_linear": 2.0}, "llama.rope.scale_linear=2.0 is not"),
-    ({"llama.rope.dimension_count": 2}, "llama.rope.dimension_count=2 is not"),
-    ({"llama.attention.value_length": 8}, "attention.value_length=8 is not"),
-    ({"llama.attention.causal": False}, "llama.attention.causal=False is not"),
-    ({"llama.attention.sliding_window": 9}, "attention.sliding_window=9 is"),
-    ({"llama.attention.layer_norm_rms_epsilon": None}, "epsilon=None is not"),
-    (
-      {"llama.attention.layer_norm_rms_epsilon": float("nan")},
-      "epsilon=nan is not",
-    ),
-    ({"split.count": "x"}, "its metadata is malformed: '>' not supported"),
-    ({"llama.context_length": None}, "llama.context_length=None is not"),
-    ({"llama.feed_forward_length": [40, 44]}, r"length=\[40, 44\] is not sup"),
-    ({"llama.block_count": 3}, "missing blk.2.attn"),
-    ({"split.count": 2}, "is one of several parts"),
-    ({"tokenizer.ggml.eos_token_id": 99}, "eos_token_id=99 is not a token id"),
-    ({"tokenizer.ggml.eos_token_id": None}, "eos_token_id=None is not a token"),
-  ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+  ({"general.architecture": "gemma"}, "general.architecture='gemma' is not"),
+  ({"llama.expert_count": 8}, "llama.expert_count=8 is not supported"),
+  ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type='yarn'"),
+  ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor=4.0 is"),
+  ({"llama.rope.scale_linear": 2.0}, "llama.rope.scale_linear=2.0 is not"),
+  ({"llama.rope.dimension_count": 2}, "llama.rope.dimension_count=2 is not"),
+  ({"llama.attention.value_length": 8}, "attention.value_length=8 is not"),
+  ({"llama.attention.causal": False}, "llama.attention.causal=False is not"),
+  ({"llama.attention.sliding_window": 9}, "attention.sliding_window=9 is"),
+  ({"llama.attention.layer_norm_rms_epsilon": None}, "epsilon=None is not"),
+  ({"llama.attention.layer_norm_rms_epsilon": float("nan")},
+   "epsilon=nan is not"),
+  ({"split.count": "x"}, "its metadata is malformed: '>' not supported"),
+  ({"llama.context_length": None}, "llama.context_length=None is not"),
+  ({"llama.feed_forward_length": [40, 44]}, r"length=\[40, 44\] is not sup"),
+  ({"llama.block_count": 3}, "missing blk.2.attn"),
+  ({"split.count": 2}, "is one of several parts"),
+  ({"tokenizer.ggml.eos_token_id": 99}, "eos_token_id=99 is not a token id"),
+  ({"tokenizer.ggml.eos_token_id": None}, "eos_token_id=None is not a token"),
+])  # fmt: skip
 def test_metadata_of_other_models_is_one_line(
   values, message, tmp_path, capsys
 ):
@@ -258,22 +253,15 @@ def with_bytes(tensors):
   tensors["output.weight"] = np.zeros((31, 16), np.uint8)
 
 
-@pytest.mark.parametrize(
-  ("change", "message"),
-  [
-    (lambda x: x.pop("output_norm.weight"), "missing output_norm.weight"),
-    (lambda x: x.pop("token_embd.weight"), "vocab_size=None is invalid"),
-    (
-      lambda x: x.update({"rope_freqs.weight": np.ones(2, np.float32)}),
-      "rope_freqs.weight: scaled rotations are not supported",
-    ),
-    (
-      lambda x: x.update({"blk.0.attn_q.bias": np.ones(16, np.float32)}),
-      "not in the model blk.0.attn_q.bias",
-    ),
-    (with_bytes, r"of an unsupported dtype output.weight \(I8\)"),
-  ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+  (lambda x: x.pop("output_norm.weight"), "missing output_norm.weight"),
+  (lambda x: x.pop("token_embd.weight"), "vocab_size=None is invalid"),
+  (lambda x: x.update({"rope_freqs.weight": np.ones(2, np.float32)}),
+   "rope_freqs.weight: scaled rotations are not supported"),
+  (lambda x: x.update({"blk.0.attn_q.bias": np.ones(16, np.float32)}),
+   "not in the model blk.0.attn_q.bias"),
+  (with_bytes, r"of an unsupported dtype output.weight \(I8\)"),
+])  # fmt: skip
 def test_tensors_of_other_models_are_one_line(
   change, message, tmp_path, capsys
 ):
@@ -282,19 +270,16 @@ def test_tensors_of_other_models_are_one_line(
   assert_refused(path, message, tmp_path, capsys)
 
 
-@pytest.mark.parametrize(
-  ("damage", "message"),
-  [
-    (lambda x: x[:-1], "cannot be read, or is incomplete"),
-    (lambda x: x[:600], "cannot be read, or is incomplete"),
-    (lambda x: x[:6], "cannot be read, or is incomplete"),
-    (lambda x: b"", "is not a GGUF file"),
-    (lambda x: b"<!DOCTYPE html><html>", "is a web page"),
-    (lambda x: b"version https://git-lfs.github.com", "is a Git LFS pointer"),
-    (lambda x: b"PK" + x, "is not a GGUF file"),
-    (lambda x: x[:4] + b"\x09" + x[5:], "appears to be version 9"),
-  ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+  (lambda x: x[:-1], "cannot be read, or is incomplete"),
+  (lambda x: x[:600], "cannot be read, or is incomplete"),
+  (lambda x: x[:6], "cannot be read, or is incomplete"),
+  (lambda x: b"", "is not a GGUF file"),
+  (lambda x: b"<!DOCTYPE html><html>", "is a web page"),
+  (lambda x: b"version https://git-lfs.github.com", "is a Git LFS pointer"),
+  (lambda x: b"PK" + x, "is not a GGUF file"),
+  (lambda x: x[:4] + b"\x09" + x[5:], "appears to be version 9"),
+])  # fmt: skip
 def test_a_damaged_file_is_one_line(damage, message, tmp_path, capsys):
   path = make(tmp_path / "gguf")
   path.write_bytes(damage(path.read_bytes()))
@@ -424,34 +409,28 @@ def test_sentencepiece_is_made_from_scores(tmp_path):
   ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"model": "t5"}, "model='t5' with .*put its tokenizer.json beside"),
-    ({"model": "gpt2", "pre": "x"}, "pre='x' is not supported; put its"),
-    ({"scores": [1.0]}, "scores is incomplete"),
-    ({"scores": [-1000.0] * 420}, "scores are not distinct"),
-    ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces is not"),
-    ({"precompiled_charsmap": [1]}, "precompiled_charsmap is not supported"),
-    ({"add_eos_token": True}, "add_eos_token is not supported"),
-    ({"bos_token_id": None}, "bos_token_id is missing"),
-    ({"bos_token_id": 420}, "bos_token_id=420 is not the id of a token"),
-  ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"model": "t5"}, "model='t5' with .*put its tokenizer.json beside"),
+  ({"model": "gpt2", "pre": "x"}, "pre='x' is not supported; put its"),
+  ({"scores": [1.0]}, "scores is incomplete"),
+  ({"scores": [-1000.0] * 420}, "scores are not distinct"),
+  ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces is not"),
+  ({"precompiled_charsmap": [1]}, "precompiled_charsmap is not supported"),
+  ({"add_eos_token": True}, "add_eos_token is not supported"),
+  ({"bos_token_id": None}, "bos_token_id is missing"),
+  ({"bos_token_id": 420}, "bos_token_id=420 is not the id of a token"),
+])  # fmt: skip
 def test_a_tokenizer_that_cannot_be_made_is_refused(changes, message):
   with pytest.raises(UserError, match=message):
     gguf_tokenizer.tokenizer(sentencepiece(**changes))
 
 
-@pytest.mark.parametrize(
-  ("pre", "pieces"),
-  [
-    ("gpt-2", "We|'|RE|\u010a|h|'s|\u01201234|x"),
-    ("smollm", "We|'|RE|\u010a|h|'s|\u0120|1|2|3|4|x"),
-    ("llama-bpe", "We|'RE|\u010a|h|'s|\u0120|123|4|x"),
-    ("qwen2", "We|'RE|\u010a|h|'s|\u0120|1|2|3|4|x"),
-  ],
-)
+@pytest.mark.parametrize(("pre", "pieces"), [
+  ("gpt-2", "We|'|RE|\u010a|h|'s|\u01201234|x"),
+  ("smollm", "We|'|RE|\u010a|h|'s|\u0120|1|2|3|4|x"),
+  ("llama-bpe", "We|'RE|\u010a|h|'s|\u0120|123|4|x"),
+  ("qwen2", "We|'RE|\u010a|h|'s|\u0120|1|2|3|4|x"),
+])  # fmt: skip
 def test_texts_are_split_as_the_metadata_says(pre, pieces, tmp_path):
   """By llama.cpp's expressions of that name, in the letters for bytes."""
   found = {"model": "gpt2", "pre": pre, "tokens": ["a"], "bos_token_id": 0}
@@ -490,17 +469,14 @@ def test_matrices_are_exported_in_other_types(dtype, kind, tmp_path):
     np.testing.assert_array_equal(tensor.data, expected, tensor.name)
 
 
-@pytest.mark.parametrize(
-  ("options", "kind", "message"),
-  [
-    (["--gguf"], "dummy_prefix", "cannot be expressed in a GGUF file exactly"),
-    (["--gguf"], "unigram", "cannot be expressed in a GGUF file exactly"),
-    (["--gguf", "--dtype=q8_0"], "byte_level", "rows of .* have 16 numbers"),
-    (["--gguf", "--max_bytes=9"], "byte_level", "--max_bytes=9 has no effect"),
-    (["--gguf", "--layout=mistral"], "byte_level", "--layout=mistral: a GGUF"),
-    (["--dtype=q8_0"], "byte_level", "--dtype=q8_0 needs --gguf"),
-  ],
-)
+@pytest.mark.parametrize(("options", "kind", "message"), [
+  (["--gguf"], "dummy_prefix", "cannot be expressed in a GGUF file exactly"),
+  (["--gguf"], "unigram", "cannot be expressed in a GGUF file exactly"),
+  (["--gguf", "--dtype=q8_0"], "byte_level", "rows of .* have 16 numbers"),
+  (["--gguf", "--max_bytes=9"], "byte_level", "--max_bytes=9 has no effect"),
+  (["--gguf", "--layout=mistral"], "byte_level", "--layout=mistral: a GGUF"),
+  (["--dtype=q8_0"], "byte_level", "--dtype=q8_0 needs --gguf"),
+])  # fmt: skip
 def test_what_a_file_cannot_hold_is_one_line(
   options, kind, message, tmp_path, capsys
 ):

@@ -101,14 +101,11 @@ def assert_close(logits, name, loops):
   np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-  ("name", "loops"),
-  [
-    *((name, 1) for name in NAMES),
-    *((name, 3) for name in LOOPED),
-    *((name, 8) for name in LOOPED if name != "ouro"),
-  ],
-)
+@pytest.mark.parametrize(("name", "loops"), [
+  *((name, 1) for name in NAMES),
+  *((name, 3) for name in LOOPED),
+  *((name, 8) for name in LOOPED if name != "ouro"),
+])  # fmt: skip
 def test_logits_are_those_of_the_published_architecture(name, loops, tmp_path):
   """In float32, with as many loops as were trained and with others."""
   folder = examples.make_folder(tmp_path / "hub", name)
@@ -308,28 +305,17 @@ def broken(tensors, change):
 NORM = "model.norm.weight"
 
 
-@pytest.mark.parametrize(
-  ("change", "message"),
-  [
-    (lambda x: x.pop(NORM), f"missing {NORM}"),
-    (
-      lambda x: x.update({"model.layers.2.mlp.up_proj.weight": x[NORM]}),
-      "not in the model model.layers.2.mlp.up_proj.weight",
-    ),
-    (
-      lambda x: x.update({NORM: np.zeros(17, np.float32)}),
-      r"other shape model.norm.weight \(\[17\] there, \[16\] here\)",
-    ),
-    (
-      lambda x: x.update({NORM: np.zeros(16, np.int8)}),
-      r"of an unsupported dtype model.norm.weight \(I8\)",
-    ),
-    (
-      lambda x: x.update({"norm.weight": x.pop(NORM)}),
-      "missing model.norm.weight; not in the model norm.weight",
-    ),
-  ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+  (lambda x: x.pop(NORM), f"missing {NORM}"),
+  (lambda x: x.update({"model.layers.2.mlp.up_proj.weight": x[NORM]}),
+   "not in the model model.layers.2.mlp.up_proj.weight"),
+  (lambda x: x.update({NORM: np.zeros(17, np.float32)}),
+   r"other shape model.norm.weight \(\[17\] there, \[16\] here\)"),
+  (lambda x: x.update({NORM: np.zeros(16, np.int8)}),
+   r"of an unsupported dtype model.norm.weight \(I8\)"),
+  (lambda x: x.update({"norm.weight": x.pop(NORM)}),
+   "missing model.norm.weight; not in the model norm.weight"),
+])  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
   tensors = broken(examples.tensors_of("ouro"), change)
   folder = examples.make_folder(tmp_path / "hub", tensors=tensors)
@@ -451,33 +437,30 @@ def test_broken_folders_are_one_line(damage, message, tmp_path, capsys):
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-  ("config", "message"),
-  [
-    ({"model_type": "gemma2"}, "model_type='gemma2' is not one of ouro, nan"),
-    ({"hidden_act": "gelu"}, "hidden_act='gelu' is unsupported"),
-    ({"rms_norm_eps": None}, "rms_norm_eps=None is invalid"),
-    ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be greater than 0"),
-    ({"hidden_size": "16"}, "hidden_size='16' is invalid"),
-    ({"num_hidden_layers": True}, "num_hidden_layers=True is invalid"),
-    ({"num_key_value_heads": "2"}, "num_key_value_heads='2' is invalid"),
-    ({"rope_scaling": {"factor": 2}}, "rope_scaling=.* is not supported"),
-    ({"rope_scaling": "dynamic"}, "rope_scaling='dynamic' is not supported"),
-    ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not supported"),
-    ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor': 0.5.* is not"),
-    ({"rope_theta": "1e6"}, "rope_theta='1e6' is invalid"),
-    ({"layer_types": ["sliding_attention"] * 2}, "only full_attention"),
-    ({"layer_types": 5}, "layer_types=5: only full_attention"),
-    ({"total_ut_steps": None}, "total_ut_steps=None is invalid"),
-    ({"eos_token_id": 99}, r"eos_token_id=99 is not a token id of"),
-    ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is not a token id of"),
-    ({"eos_token_id": []}, r"eos_token_id=\[\] is not a token id of"),
-    ({"eos_token_id": None}, r"eos_token_id=None is not a token id of"),
-    ({"num_hidden_layers": 3}, "missing model.layers.2"),
-    ({"vocab_size": 40}, "other shape"),
-    ({"vocab_size": 30}, "vocab_size=30 is too small"),
-  ],
-)
+@pytest.mark.parametrize(("config", "message"), [
+  ({"model_type": "gemma2"}, "model_type='gemma2' is not one of ouro, nan"),
+  ({"hidden_act": "gelu"}, "hidden_act='gelu' is unsupported"),
+  ({"rms_norm_eps": None}, "rms_norm_eps=None is invalid"),
+  ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be greater than 0"),
+  ({"hidden_size": "16"}, "hidden_size='16' is invalid"),
+  ({"num_hidden_layers": True}, "num_hidden_layers=True is invalid"),
+  ({"num_key_value_heads": "2"}, "num_key_value_heads='2' is invalid"),
+  ({"rope_scaling": {"factor": 2}}, "rope_scaling=.* is not supported"),
+  ({"rope_scaling": "dynamic"}, "rope_scaling='dynamic' is not supported"),
+  ({"rope_parameters": [1]}, r"rope_parameters=\[1\] is not supported"),
+  ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor': 0.5.* is not"),
+  ({"rope_theta": "1e6"}, "rope_theta='1e6' is invalid"),
+  ({"layer_types": ["sliding_attention"] * 2}, "only full_attention"),
+  ({"layer_types": 5}, "layer_types=5: only full_attention"),
+  ({"total_ut_steps": None}, "total_ut_steps=None is invalid"),
+  ({"eos_token_id": 99}, r"eos_token_id=99 is not a token id of"),
+  ({"eos_token_id": 2**70}, r"eos_token_id=1180591.* is not a token id of"),
+  ({"eos_token_id": []}, r"eos_token_id=\[\] is not a token id of"),
+  ({"eos_token_id": None}, r"eos_token_id=None is not a token id of"),
+  ({"num_hidden_layers": 3}, "missing model.layers.2"),
+  ({"vocab_size": 40}, "other shape"),
+  ({"vocab_size": 30}, "vocab_size=30 is too small"),
+])  # fmt: skip
 def test_settings_that_are_not_ours_are_one_line(
   config, message, tmp_path, capsys
 ):
@@ -490,27 +473,15 @@ def test_settings_that_are_not_ours_are_one_line(
     convert.import_folder(folder, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-  ("name", "config", "message"),
-  [
-    (
-      "llama",
-      {"rope_scaling": {"rope_type": "linear"}, "rope_parameters": None},
-      "rope_scaling=.*linear.* is not supported",
-    ),
-    (
-      "llama",
-      {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}},
-      "rope_parameters=.*yarn.* is not supported",
-    ),
-    (
-      "llama",
-      {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-      "factor=None is invalid",
-    ),
-    ("huginn_raven", {"init_values": None}, "init_values=None is invalid"),
-  ],
-)
+@pytest.mark.parametrize(("name", "config", "message"), [
+  ("llama", {"rope_scaling": {"rope_type": "linear"}, "rope_parameters": None},
+   "rope_scaling=.*linear.* is not supported"),
+  ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}},
+   "rope_parameters=.*yarn.* is not supported"),
+  ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
+   "factor=None is invalid"),
+  ("huginn_raven", {"init_values": None}, "init_values=None is invalid"),
+])  # fmt: skip
 def test_variants_of_an_architecture_are_refused(name, config, message):
   layout = convert.LAYOUTS[name]
   theirs = json.loads(str(examples.oracle(name)["config"]))
@@ -526,15 +497,12 @@ def test_a_file_of_the_folder_that_is_another_one_is_named(name, tmp_path):
     convert.read_folder(folder)
 
 
-@pytest.mark.parametrize(
-  ("content", "message"),
-  [
-    ('{"eos_token_id": [0, 99]}', "eos_token_id=99 is not a token id of"),
-    ('{"eos_token_id": "<end>"}', "eos_token_id='<end>' is not an id"),
-    ('{"eos_token_id": [0, true]}', r"eos_token_id=\[0, True\] is not an id"),
-    ("[" * 100_000, "cannot be read: maximum recursion depth"),
-  ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+  ('{"eos_token_id": [0, 99]}', "eos_token_id=99 is not a token id of"),
+  ('{"eos_token_id": "<end>"}', "eos_token_id='<end>' is not an id"),
+  ('{"eos_token_id": [0, true]}', r"eos_token_id=\[0, True\] is not an id"),
+  ("[" * 100_000, "cannot be read: maximum recursion depth"),
+])  # fmt: skip
 def test_ends_of_generation_are_checked_when_imported(
   content, message, tmp_path
 ):
@@ -750,13 +718,10 @@ def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
     config_lib.of_run(folder, label)
 
 
-@pytest.mark.parametrize(
-  ("arg", "message"),
-  [
-    ("model.name=looped", "its task is not 'text'"),
-    ("model.name=disco", "its model family is not 'looped'"),
-  ],
-)
+@pytest.mark.parametrize(("arg", "message"), [
+  ("model.name=looped", "its task is not 'text'"),
+  ("model.name=disco", "its model family is not 'looped'"),
+])  # fmt: skip
 def test_what_has_no_layout_is_one_line(arg, message, tmp_path):
   config = load_config("multihop_disco", f"smoke,{arg}")
   (tmp_path / "run").mkdir()

@@ -179,16 +179,13 @@ def cut(folder):
   path.write_bytes(path.read_bytes()[:-5])
 
 
-@pytest.mark.parametrize(
-  ("damage", "name", "message"),
-  [
-    (lambda x: (x / "README.md").unlink(), "me/m", "contains no README.md"),
-    (lambda x: (x / "config.json").unlink(), "me/m", "contains no config.json"),
-    (cut, "me/m", "cannot be read"),
-    (lambda x: None, "m", "m: expected OWNER/NAME"),
-    (lambda x: None, "me/full", "failed .ConnectionError: no route"),
-  ],
-)
+@pytest.mark.parametrize(("damage", "name", "message"), [
+  (lambda x: (x / "README.md").unlink(), "me/m", "contains no README.md"),
+  (lambda x: (x / "config.json").unlink(), "me/m", "contains no config.json"),
+  (cut, "me/m", "cannot be read"),
+  (lambda x: None, "m", "m: expected OWNER/NAME"),
+  (lambda x: None, "me/full", "failed .ConnectionError: no route"),
+])  # fmt: skip
 def test_mistakes_upload_nothing(damage, name, message, copies, hub_of_others):
   run, out = copies
   card.write(run, out)

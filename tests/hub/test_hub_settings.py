@@ -187,17 +187,14 @@ def test_settings_of_ours_are_exported_or_refused(name):
   assert "mlp" in refused
 
 
-@pytest.mark.parametrize(
-  ("name", "value"),
-  [
-    ("num_loops", 2),
-    ("injection", "add"),
-    ("state", "zero"),
-    ("prelude_norm", True),
-    ("loop_norm", "plain"),
-    ("update", "gate"),
-  ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+  ("num_loops", 2),
+  ("injection", "add"),
+  ("state", "zero"),
+  ("prelude_norm", True),
+  ("loop_norm", "plain"),
+  ("update", "gate"),
+])  # fmt: skip
 def test_no_loop_is_put_around_what_is_no_transformer(name, value):
   """Recurrent depth with one loop is one, unless it has any of these."""
   assert name in retrofit._TRANSFORMER and len(retrofit._TRANSFORMER) == 6

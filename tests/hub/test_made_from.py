@@ -116,14 +116,11 @@ def test_memories_are_a_quarter_of_the_layers_at_most(layers, memories):
   sleep.Config(**made.settings)
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"qk_norm": True}, "its qk_norm is True, expected False: this family"),
-    ({"value_bias": True}, "its value_bias is True, expected False"),
-    ({"rope_scaling": (8.0, 1.0, 4.0, 64.0)}, r"its rope_scaling is \(8.0"),
-  ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"qk_norm": True}, "its qk_norm is True, expected False: this family"),
+  ({"value_bias": True}, "its value_bias is True, expected False"),
+  ({"rope_scaling": (8.0, 1.0, 4.0, 64.0)}, r"its rope_scaling is \(8.0"),
+])  # fmt: skip
 @pytest.mark.parametrize("family", [melt, sleep])
 def test_what_a_family_cannot_compute_is_one_line(family, changes, message):
   theirs = looped.Config(num_loops=1, **changes)

@@ -223,18 +223,15 @@ def test_very_short_sequences_go_by_token():
     is_chunked(4, implementation="fast")
 
 
-@pytest.mark.parametrize(
-  ("name", "shape", "message"),
-  [
-    ("query", (4, 8, KEY_WIDTH), r"must be \[B, T, H, D\]"),
-    ("query", (5, 8, 3, KEY_WIDTH), "4 heads of value must be a multiple"),
-    ("key", (5, 7, 2, KEY_WIDTH), r"key must be \(5, 8, 2, 8\), not"),
-    ("log_decay", (5, 8, 2), r"log_decay must be \(5, 8, 4\), not"),
-    ("write", (5, 8), r"write must be \(5, 8, 4\), not"),
-    ("state", (5, 4, 6, 8), r"state must be \(5, 4, 8, 6\), not"),
-    ("mask", (5, 9), r"mask must be \(5, 8\), not"),
-  ],
-)
+@pytest.mark.parametrize(("name", "shape", "message"), [
+  ("query", (4, 8, KEY_WIDTH), r"must be \[B, T, H, D\]"),
+  ("query", (5, 8, 3, KEY_WIDTH), "4 heads of value must be a multiple"),
+  ("key", (5, 7, 2, KEY_WIDTH), r"key must be \(5, 8, 2, 8\), not"),
+  ("log_decay", (5, 8, 2), r"log_decay must be \(5, 8, 4\), not"),
+  ("write", (5, 8), r"write must be \(5, 8, 4\), not"),
+  ("state", (5, 4, 6, 8), r"state must be \(5, 4, 8, 6\), not"),
+  ("mask", (5, 9), r"mask must be \(5, 8\), not"),
+])  # fmt: skip
 def test_a_wrong_shape_is_named(name, shape, message):
   names = ("query", "key", "value", "log_decay", "write", "state")
   operands = dict(zip(names, arrays(8), strict=True))

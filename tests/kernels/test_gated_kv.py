@@ -22,12 +22,7 @@ from jax.extend import core as jax_core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from loopjax.fit import topology
-from loopjax.kernels.gated_kv import (
-  Weights,
-  gated_kv,
-  pallas_tpu,
-  reference,
-)
+from loopjax.kernels.gated_kv import Weights, gated_kv, pallas_tpu, reference
 
 # Unwritten memory is NaN, and so are the ends of partial tiles.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
@@ -361,14 +356,11 @@ def test_default_is_the_reference_until_a_kernel_is_measured():
     is_kernel(implementation="fast")
 
 
-@pytest.mark.parametrize(
-  ("place", "shape", "message"),
-  [
-    (0, (3, 5), r"inputs must be \[B, S, D\]"),
-    (1, (3, 4, 24), r"latent must be \(3, 5, 24\), not \(3, 4, 24\)"),
-    (5, (2,), r"start must be \(3,\)"),
-  ],
-)
+@pytest.mark.parametrize(("place", "shape", "message"), [
+  (0, (3, 5), r"inputs must be \[B, S, D\]"),
+  (1, (3, 4, 24), r"latent must be \(3, 5, 24\), not \(3, 4, 24\)"),
+  (5, (2,), r"start must be \(3,\)"),
+])  # fmt: skip
 def test_shapes_that_do_not_fit(place, shape, message):
   operands = list(arrays(jnp.float32, **CASES["chunk"]))
   operands[place] = jnp.zeros(shape)

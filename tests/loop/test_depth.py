@@ -175,9 +175,7 @@ def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
   """A wide distribution has millions of them; their sum is known."""
   listed, plain = [], depth._counts
   monkeypatch.setattr(
-    depth,
-    "_counts",
-    lambda rates, num: listed.append(num) or plain(rates, num),
+    depth, "_counts", lambda rates, num: listed.append(num) or plain(rates, num)
   )
   for kind, sigma in (("poisson", 0.0), ("poisson_lognormal", 2.0)):
     cut = depth.probabilities.__wrapped__(kind, 90.0, sigma, 40)

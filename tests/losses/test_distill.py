@@ -198,14 +198,11 @@ def test_lowers_for_accelerators(platform):
   vocabulary_examples.assert_lowers(loss, operands, platform)
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"beta": 1.1}, "beta=1.1 must be from 0 to 1"),
-    ({"beta": float("nan")}, "beta=nan must be"),
-    ({"temperature": 0.0}, "temperature=0.0 above 0"),
-  ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"beta": 1.1}, "beta=1.1 must be from 0 to 1"),
+  ({"beta": float("nan")}, "beta=nan must be"),
+  ({"temperature": 0.0}, "temperature=0.0 above 0"),
+])  # fmt: skip
 def test_options_that_do_not_fit(changes, message):
   with pytest.raises(ValueError, match=message):
     distill(*arrays({}, jnp.float32), **changes)

@@ -212,16 +212,13 @@ def by_hand(config, params, tokens):
   return hidden @ params["head"]["kernel"], np.stack(steps, -1)
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    {"halting_mass": "printed", "memory_gate": "scalar"},
-    {"halting_mass": "renormalised", "memory_placement": "pre_layer"},
-    {"loop_update": "delta", "memory_placement": "post_layer"},
-    {"loop_update": "delta", "scale_from_step": 2},
-  ],
-)
+@pytest.mark.parametrize("changes", [
+  {},
+  {"halting_mass": "printed", "memory_gate": "scalar"},
+  {"halting_mass": "renormalised", "memory_placement": "pre_layer"},
+  {"loop_update": "delta", "memory_placement": "post_layer"},
+  {"loop_update": "delta", "scale_from_step": 2},
+])  # fmt: skip
 def test_numpy_agrees(changes):
   config = dataclasses.replace(SMALL, **changes)
   params = drawn(config)
@@ -238,14 +235,11 @@ def test_numpy_agrees(changes):
     )
 
 
-@pytest.mark.parametrize(
-  ("mass", "total", "steps"),
-  [
-    ("remainder", 1.0, 1.75),
-    ("printed", 0.875, 1.375),
-    ("renormalised", 1.0, 1.375 / 0.875),
-  ],
-)
+@pytest.mark.parametrize(("mass", "total", "steps"), [
+  ("remainder", 1.0, 1.75),
+  ("printed", 0.875, 1.375),
+  ("renormalised", 1.0, 1.375 / 0.875),
+])  # fmt: skip
 def test_a_fresh_router_halts_by_coin_tosses(mass, total, steps):
   output = run(dataclasses.replace(SMALL, halting_mass=mass))
   np.testing.assert_allclose(output.stats["ponder_steps"], steps, rtol=1e-6)

@@ -32,13 +32,7 @@ def run(*, num_loops=None, sharpen=1.0, **changes):
   params = {**params_of(), "token_embedding": table}
   config = dataclasses.replace(SMALL, **changes)
   return examples.run(
-    disco,
-    config,
-    SPEC,
-    TOKENS,
-    params,
-    num_loops=num_loops,
-    trace=disco.TRACES,
+    disco, config, SPEC, TOKENS, params, num_loops=num_loops, trace=disco.TRACES
   )
 
 
@@ -140,14 +134,11 @@ class Oracle:
     return hidden @ layer["output"]["kernel"]
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"mlp": "swiglu", "temperature": 0.5, "gate_value": 0.7},
-    {"loop_norm": "final_only", "gate": "learned"},
-    {"top_k": 4, "gate": "learned", "epsilon": 1e-3},
-  ],
-)
+@pytest.mark.parametrize("changes", [
+  {"mlp": "swiglu", "temperature": 0.5, "gate_value": 0.7},
+  {"loop_norm": "final_only", "gate": "learned"},
+  {"top_k": 4, "gate": "learned", "epsilon": 1e-3},
+])  # fmt: skip
 def test_numpy_agrees(changes):
   """All parameters random, to detect any omission."""
   config = dataclasses.replace(SMALL, **changes)

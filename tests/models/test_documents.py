@@ -26,14 +26,13 @@ APART = by_size(set(CAUSAL) - set(REFUSING))
 
 
 @functools.cache
-def _logits(name, kind, whole):
+def _logits(name, kind):
   family, config = MODELS[name], config_of(name, num_loops=LOOPS)
 
   def logits(params, inputs, documents):
     model = examples.merged(family, config, PACKED, params)
     return model(inputs, documents=documents, kind=kind).logits
 
-  del whole  # Other lengths use other programs.
   return jax.jit(logits, compiler_options=examples.FAST)
 
 
@@ -41,7 +40,7 @@ def run(name, inputs, documents, kind="scan"):
   params = examples.params_of(
     MODELS[name], config_of(name, num_loops=LOOPS), PACKED
   )
-  return _logits(name, kind, inputs.shape)(params, inputs, documents)
+  return _logits(name, kind)(params, inputs, documents)
 
 
 @crossing("kind", ["scan", "while"])
@@ -58,9 +57,10 @@ def test_tokens_of_another_document_change_no_bit(name, kind):
 @crossing("name", APART)
 def test_a_packed_row_is_its_documents_alone(name):
   packed = run(name, INPUTS, DOCUMENTS)
-  for row, document in ((0, 1), (0, 2), (1, 2), (1, 3)):
+  for row, document in ((0, 2), (1, 2), (1, 3)):
     (there,) = np.nonzero(np.asarray(DOCUMENTS[row] == document))
-    alone = run(name, INPUTS[row, there][None], None)[0]
+    first = jnp.roll(INPUTS, -there[0], axis=1)  # What follows is not read.
+    alone = run(name, first, None)[row, : len(there)]
     np.testing.assert_allclose(packed[row, there], alone, atol=1e-5)
   # A row with one document needs no document numbers.
   one = run(name, INPUTS, jnp.ones_like(DOCUMENTS))

@@ -91,8 +91,7 @@ def slow(*cases):
 
 
 @pytest.mark.parametrize(
-  "case",
-  ["looped", long_case("melt"), *slow("melt, scalar gate", "sleep")],
+  "case", ["looped", long_case("melt"), *slow("melt, scalar gate", "sleep")]
 )
 def test_the_model_is_the_same(case, interpreted, monkeypatch):
   found = {}
@@ -201,17 +200,14 @@ class Device:
       self.compute_capability = compute_capability
 
 
-@pytest.mark.parametrize(
-  ("kernels", "device", "has"),
-  [
-    ("xla", Device("cpu"), True),
-    ("tpu", Device("tpu"), True),
-    ("tpu", Device("gpu", "9.0"), False),
-    ("gpu", Device("gpu", "9.0"), True),
-    ("gpu", Device("gpu", "8.0"), False),
-    ("gpu", Device("cpu"), False),
-  ],
-)
+@pytest.mark.parametrize(("kernels", "device", "has"), [
+  ("xla", Device("cpu"), True),
+  ("tpu", Device("tpu"), True),
+  ("tpu", Device("gpu", "9.0"), False),
+  ("gpu", Device("gpu", "9.0"), True),
+  ("gpu", Device("gpu", "8.0"), False),
+  ("gpu", Device("cpu"), False),
+])  # fmt: skip
 def test_devices_that_have_kernels(kernels, device, has):
   assert program.have_kernels(device, kernels) == has
   if has:
@@ -227,14 +223,11 @@ def test_kernels_are_not_split_within_an_example():
     program.check_kernels(LoopOptions(kernels="tpu"), Device("tpu"), tensor=2)
 
 
-@pytest.mark.parametrize(
-  ("name", "kernels", "says"),
-  [
-    ("lm_looped", "gpu", "needs 16-bit inputs, not float32"),
-    ("lm_melt", "gpu", "takes bfloat16 inputs"),
-    ("gsm_sleep", "gpu", "needs 16-bit inputs, not float32"),
-  ],
-)
+@pytest.mark.parametrize(("name", "kernels", "says"), [
+  ("lm_looped", "gpu", "needs 16-bit inputs, not float32"),
+  ("lm_melt", "gpu", "takes bfloat16 inputs"),
+  ("gsm_sleep", "gpu", "needs 16-bit inputs, not float32"),
+])  # fmt: skip
 def test_models_that_kernels_do_not_support(name, kernels, says, monkeypatch):
   """Refused by tracing the step, before anything is compiled or written."""
   monkeypatch.setattr(build, "check_kernels", lambda *_: None)
@@ -263,13 +256,10 @@ WITHOUT = {"sudoku_trm": "no effect with model.mixer='mlp'"}
 OF_FLOAT32 = "(16-bit|bfloat16) inputs"
 
 
-@pytest.mark.parametrize(
-  "kernels",
-  [
-    pytest.param("gpu", marks=pytest.mark.long),
-    pytest.param("tpu", marks=pytest.mark.manual),
-  ],
-)
+@pytest.mark.parametrize("kernels", [
+  pytest.param("gpu", marks=pytest.mark.long),
+  pytest.param("tpu", marks=pytest.mark.manual),
+])  # fmt: skip
 @pytest.mark.parametrize(("name", "preset"), [*scales()])
 def test_every_preset_has_kernels_or_a_line_that_says_why_not(
   monkeypatch, name, preset, kernels
@@ -301,15 +291,12 @@ def test_every_preset_has_kernels_or_a_line_that_says_why_not(
     assert not refusal("model.precision=bfloat16")
 
 
-@pytest.mark.parametrize(
-  ("family", "settings"),
-  [
-    ("melt", {**MELT, "alpha": 0.5, "interpolation_steps": 4}),
-    ("melt", {**MELT, "sweeps": 2}),
-    ("melt", {**MELT, "history_hops": 1}),
-    ("trm", {"mixer": "mlp"}),
-  ],
-)
+@pytest.mark.parametrize(("family", "settings"), [
+  ("melt", {**MELT, "alpha": 0.5, "interpolation_steps": 4}),
+  ("melt", {**MELT, "sweeps": 2}),
+  ("melt", {**MELT, "history_hops": 1}),
+  ("trm", {"mixer": "mlp"}),
+])  # fmt: skip
 def test_settings_without_a_kernel(family, settings):
   spec = TaskSpec(11, 8, tuple((i,) for i in range(8)), 1)
   config = MODELS[family].Config(**settings)

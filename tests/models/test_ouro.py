@@ -153,16 +153,13 @@ def test_a_gate_that_is_not_trained_leaves_the_loss_of_the_last_loop():
   assert not any(jnp.any(x != 0) for x in jax.tree.leaves(grads["exit_gate"]))
 
 
-@pytest.mark.parametrize(
-  ("gate", "others", "pattern"),
-  [
-    ("unused", "", "^exit_gate/"),
-    ("alone", "", "^(?!exit_gate/)"),
-    ("unused", "norm/", "norm/|^exit_gate/"),
-    ("joint", "norm/", "norm/"),
-    ("joint", "", ""),
-  ],
-)
+@pytest.mark.parametrize(("gate", "others", "pattern"), [
+  ("unused", "", "^exit_gate/"),
+  ("alone", "", "^(?!exit_gate/)"),
+  ("unused", "norm/", "norm/|^exit_gate/"),
+  ("joint", "norm/", "norm/"),
+  ("joint", "", ""),
+])  # fmt: skip
 def test_what_the_loss_leaves_out_is_frozen(gate, others, pattern):
   """Weight decay would change it."""
   arg = f"smoke,model.exit_gate={gate},optim.frozen={others}"

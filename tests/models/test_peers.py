@@ -13,6 +13,7 @@ from in_float64 import without_rounding
 from tests_support import ROOT, crossing, strict_dtypes
 
 from loopjax.models import MODELS, supervised
+from loopjax.nn import block
 from loopjax.types import TaskSpec
 
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -253,3 +254,23 @@ def test_memory_has_no_input_but_the_puzzle_vector():
   assert examples.count(*bare, SPEC) == count - 8
   output = examples.run(*bare, SPEC, jnp.zeros((1, 6), jnp.int32))
   assert output.logits.shape == (1, 6, 7)
+
+
+@pytest.mark.parametrize(("name", "passes", "last", "segments"), [
+  ("trm_attention", 3 * (2 + 1), 2 + 1, 1), ("hrm", 3 * (2 + 1), 2, 2),
+  ("urm", 3 * 2, 2, 1),
+])  # fmt: skip
+def test_a_segment_costs_as_many_passes_of_all_layers(
+  name, passes, last, segments
+):
+  """Of 9 tokens, the last passes with gradients; HRM trains on two segments."""
+  family, config = model_of(name)
+  found, shape = family.costs(config, SPEC, 3), config.block_shape()
+  layers = 2 * block.flops(shape, 9)
+  if name == "urm":  # Convolutions of two tokens.
+    layers += 2 * 2 * 2 * shape.mlp_width * 9
+  head = 2 * 6 * 8 * 7
+  expected = [head + n * passes * layers for n in (1, 2, 3)]
+  assert found["flops_per_example"] == expected
+  training = 3 * head + (segments * passes + 2 * last) * layers
+  assert found["training_flops_per_example"] == training

@@ -22,14 +22,11 @@ def run(config=SMALL, **call):
   return examples.run(ponderlm, config, SPEC, TOKENS, **call)
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    {"residual": "running", "tied": False, "temperature": 0.5},
-    {"embedding_scale": "sqrt_width", "input_scale": 2.0, "top_k": 4},
-  ],
-)
+@pytest.mark.parametrize("changes", [
+  {},
+  {"residual": "running", "tied": False, "temperature": 0.5},
+  {"embedding_scale": "sqrt_width", "input_scale": 2.0, "top_k": 4},
+])  # fmt: skip
 def test_passes_are_the_recursion_written_out(changes):
   config = dataclasses.replace(SMALL, **changes)
   model = examples.merged(ponderlm, config, SPEC)

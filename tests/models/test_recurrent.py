@@ -140,15 +140,6 @@ def test_loops_are_the_recursion_written_out():
   np.testing.assert_allclose(found, logits, atol=1e-9)
 
 
-def test_a_traced_read_out_is_that_of_a_run_of_so_many_loops():
-  many = run(SMALL, trace=("prediction", "confidence"))
-  for loops in (1, 2, 3):
-    chances = jax.nn.softmax(run(SMALL, num_loops=loops).logits)
-    np.testing.assert_allclose(
-      many.trace["confidence"][loops - 1], chances.max(-1), rtol=1e-5
-    )
-
-
 @pytest.mark.long
 @crossing("changes", [{}, {"state": "input", "injection": "diagonal"}])
 def test_enough_loops_with_a_gradient_are_all_of_them(changes):
@@ -506,17 +497,6 @@ def test_a_random_state_is_of_its_row_and_position():
   np.testing.assert_allclose(np.std(whole), config.state_std, rtol=0.1)
   evaluated = state(TOKENS, None)
   np.testing.assert_array_equal(evaluated[0], evaluated[1])
-
-
-@pytest.mark.long
-def test_a_text_read_in_parts_has_the_same_random_state():
-  made = examples.merged(recurrent, SMALL, SPEC)
-  cache, found = recurrent.empty_cache(made, 3, 8), []
-  for part in (slice(0, 5), slice(5, 6), slice(6, 8)):
-    output, cache = recurrent.read(made, TOKENS[:, part], cache)
-    found.append(output.logits)
-  whole = run(SMALL).logits
-  np.testing.assert_allclose(jnp.concatenate(found, 1), whole, atol=2e-5)
 
 
 def test_slots_outside_the_core_do_not_depend_on_the_loops():

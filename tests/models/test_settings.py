@@ -205,13 +205,10 @@ IMPOSSIBLE = {
 }
 
 
-@pytest.mark.parametrize(
-  ("name", "changes", "message"),
-  [
-    *((name, *row) for name in causal() for row in STACKS),
-    *((name, *row) for name, rows in IMPOSSIBLE.items() for row in rows),
-  ],
-)
+@pytest.mark.parametrize(("name", "changes", "message"), [
+  *((name, *row) for name in causal() for row in STACKS),
+  *((name, *row) for name, rows in IMPOSSIBLE.items() for row in rows),
+])  # fmt: skip
 def test_impossible_settings_are_named(name, changes, message):
   with refused(message):
     config = MODELS[name].Config(**{**BASE.get(name, {}), **changes})

@@ -289,11 +289,10 @@ def test_a_cut_is_where_it_says():
     np.testing.assert_array_equal, gradients(), gradients(num_with_gradient=3)
   )
   full = slopes()
-  for cut in ({}, {"gradient_cut": "fast_weights"}):  # The default is "hidden".
-    some = slopes(num_with_gradient=1, **cut)
-    assert (some > 1e-4).all()
-    assert np.abs(some[:16] - full[:16]).max() > 1e-3
-    np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
+  some = slopes(num_with_gradient=1)  # The hidden state is cut.
+  assert (some > 1e-4).all()
+  assert np.abs(some[:16] - full[:16]).max() > 1e-3
+  np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
   none = slopes(num_with_gradient=1, gradient_cut="both")
   assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
 
@@ -613,19 +612,16 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(
-  ("eviction", "changes"),
-  [
-    ("hard", READ[0]),
-    ("sliding", READ[1]),
-    long_case("hard", READ[2]),
-    long_case("sliding", READ[3]),
-    pytest.param("sliding", READ[0], marks=pytest.mark.manual),
-    pytest.param("hard", READ[1], marks=pytest.mark.manual),
-    pytest.param("sliding", READ[2], marks=pytest.mark.manual),
-    pytest.param("hard", READ[3], marks=pytest.mark.manual),
-  ],
-)
+@pytest.mark.parametrize(("eviction", "changes"), [
+  ("hard", READ[0]),
+  ("sliding", READ[1]),
+  long_case("hard", READ[2]),
+  long_case("sliding", READ[3]),
+  pytest.param("sliding", READ[0], marks=pytest.mark.manual),
+  pytest.param("hard", READ[1], marks=pytest.mark.manual),
+  pytest.param("sliding", READ[2], marks=pytest.mark.manual),
+  pytest.param("hard", READ[3], marks=pytest.mark.manual),
+])  # fmt: skip
 def test_token_by_token_is_the_whole(eviction, changes):
   """Padding stands inside, at a window's end and in the answer's window."""
   # Passes of larger matrices amplify rounding: at 0.3 by a factor of 10,000.

@@ -81,16 +81,6 @@ def test_every_copy_has_parameters_of_its_own(loop_norm, norms):
   assert count == 3 * 4 * block + 23 * 768 + norms * 768
 
 
-def test_the_read_out_after_the_first_copies():
-  trace = run(transformer, 3, trace=("hidden", "prediction")).trace
-  for copies in (1, 2, 3):
-    early = run(transformer, 3, num_loops=copies)
-    assert jnp.array_equal(
-      jnp.argmax(early.logits, -1), trace["prediction"][copies - 1]
-    )
-  assert not jnp.allclose(trace["hidden"][0], trace["hidden"][1])
-
-
 def test_one_copy_of_many_has_the_first_norm():
   config = config_of(transformer, 2)
   params = examples.params_of(transformer, config, SPEC)

@@ -144,14 +144,11 @@ def test_blocks_are_their_formula(name):
   np.testing.assert_allclose(got, ByHand(params, name)(X), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ("name", "expected"),
-  [
-    ("ouro", 4 * 16 * 16 + 3 * 16 * 44 + 4 * 16),
-    ("gemma", 2 * 16 * (24 + 12) + 3 * 16 * 20 + 4 * 16 + 2 * 6),
-    ("gpt2", 4 * 16 * 17 + 16 * 64 + 64 + 64 * 16 + 16 + 4 * 16),
-  ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+  ("ouro", 4 * 16 * 16 + 3 * 16 * 44 + 4 * 16),
+  ("gemma", 2 * 16 * (24 + 12) + 3 * 16 * 20 + 4 * 16 + 2 * 6),
+  ("gpt2", 4 * 16 * 17 + 16 * 64 + 64 + 64 * 16 + 16 + 4 * 16),
+])  # fmt: skip
 def test_blocks_have_these_parameters_and_no_others(name, expected):
   params = nnx.state(drawn(block.Block, SHAPES[name]))
   assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
@@ -236,17 +233,14 @@ def test_costs_are_those_of_the_compiled_block():
   assert 0.95 * counted < block.flops(shape, 16) < counted
 
 
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple of .*=3"),
-    ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be at least 1"),
-    ({"head_width": 5}, "head_width=5 must be even"),
-    ({"mlp": "relu"}, "mlp='relu' is not one of"),
-    ({"mlp_width": 0}, "mlp_width=0 must be at least 1"),
-    ({"dropout": 1.0}, "dropout=1.0 must be in"),
-  ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple of .*=3"),
+  ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be at least 1"),
+  ({"head_width": 5}, "head_width=5 must be even"),
+  ({"mlp": "relu"}, "mlp='relu' is not one of"),
+  ({"mlp_width": 0}, "mlp_width=0 must be at least 1"),
+  ({"dropout": 1.0}, "dropout=1.0 must be in"),
+])  # fmt: skip
 def test_impossible_shapes_are_named(changes, message):
   with pytest.raises(UserError, match=message):
     dataclasses.replace(GROUPED, **changes)

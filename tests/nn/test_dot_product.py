@@ -87,8 +87,7 @@ def test_parts_are_attended_to_as_one_sequence(cut):
     def parts(query, key, value):
       first, last = slice(0, cut), slice(cut, None)
       return dot_product.attend_to_parts(
-        query,
-        *((key[:, s], value[:, s], seen[..., s]) for s in (last, first)),
+        query, *((key[:, s], value[:, s], seen[..., s]) for s in (last, first))
       )
 
     results = []

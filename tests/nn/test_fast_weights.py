@@ -349,14 +349,11 @@ def test_lowers_for_accelerators(name, platform):
   assert "while" in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    ({"A_range": (2.0, 1.0)}, r"A_range=\(2.0, 1.0\) must be 0 <= low < high"),
-    ({"A_range": (-1.0, 1.0)}, "A_range"),
-    ({"dt_range": (0.0, 0.1)}, r"dt_range=\(0.0, 0.1\) must be 0 < low < high"),
-  ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+  ({"A_range": (2.0, 1.0)}, r"A_range=\(2.0, 1.0\) must be 0 <= low < high"),
+  ({"A_range": (-1.0, 1.0)}, "A_range"),
+  ({"dt_range": (0.0, 0.1)}, r"dt_range=\(0.0, 0.1\) must be 0 < low < high"),
+])  # fmt: skip
 def test_wrong_ranges_are_named(options, message):
   with pytest.raises(UserError, match=message):
     Gates(**options)

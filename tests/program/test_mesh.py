@@ -300,16 +300,11 @@ def test_small_parameters_lie_whole():
   assert tuple(found["query/kernel"]) == ()
 
 
-@pytest.mark.parametrize(
-  ("params", "message"),
-  [
-    (abstract(router__kernel=(64, 64)), "router/kernel .* splits no dimension"),
-    (
-      abstract(query__kernel=(9, 9)),
-      "query/kernel .* no dimension is a multiple",
-    ),
-  ],
-)
+@pytest.mark.parametrize(("params", "message"), [
+  (abstract(router__kernel=(64, 64)), "router/kernel .* splits no dimension"),
+  (abstract(query__kernel=(9, 9)),
+   "query/kernel .* no dimension is a multiple"),
+])  # fmt: skip
 def test_a_large_parameter_that_cannot_be_split_is_named(params, message):
   with pytest.raises(UserError, match=message):
     specs((1, 4, 2), params)

@@ -137,3 +137,24 @@ def test_parameters_are_gathered_where_they_fit(memory, gather):
   mesh = OneDevice(Device())
   mesh.shape = {"data": 1, "fsdp": 8, "tensor": 1}
   assert room.gathering(settings(), mesh, memory) == gather
+
+
+def test_gathered_parameters_leave_less_room(sizes):
+  """With two devices, each with half of the examples."""
+  made, mesh = settings(), OneDevice(Device())
+  mesh.shape = {"data": 1, "fsdp": 2, "tensor": 1}
+  sizes["dots"] *= 10**7  # More than the parameters, which are gathered once.
+  number = made.run.batch_size // made.run.num_microbatches // 2
+  needed = number * sizes["dots"] + sum(room._gathered_bytes(made))
+  least = int(room._state_bytes(made, mesh) + needed / room.SHARE)
+  assert room.with_remat(made, mesh, least + 2).loop.remat == "dots"
+  assert room.with_remat(made, mesh, least - 2).loop.remat != "dots"
+
+
+def test_gradients_are_sums_over_loops_and_over_microbatches():
+  """Each stored twice in float32, and once as they are computed."""
+  weights, one = room._gathered_bytes(settings())
+  _, several = room._gathered_bytes(settings(run__num_microbatches=2))
+  leaves = jax.tree.leaves(program.abstract_model(settings())[1])
+  sums = 2 * 4 * sum(x.size for x in leaves)
+  assert (one, several) == (sums + weights, 2 * sums + weights)

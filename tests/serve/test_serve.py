@@ -468,106 +468,64 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
     assert "".join(tokens) == " The loop halts"
 
 
-@pytest.mark.parametrize(
-  ("fields", "param", "message"),
-  [
-    ({}, "prompt", "prompt is missing"),
-    ({"prompt": {}}, "prompt", "not a string or a list of token ids"),
-    ({"prompt": []}, "prompt", "not a string or a list"),
-    ({"prompt": ["a", 3]}, "prompt", "not a string"),
-    ({"prompt": [True]}, "prompt", "not a string"),
-    ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
-    (
-      {"prompt": ["a"] * 129},
-      "prompt",
-      "129 prompts exceed the maximum of 128",
-    ),
-    ({"prompt": "x" * 300}, "prompt", "the maximum is 200"),
-    ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
-    ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
-    ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
-    ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
-    ({"prompt": "x", "max_tokens": True}, "max_tokens", "an integer from 1"),
-    ({"prompt": "x", "n": 0}, "n", "an integer from 1"),
-    ({"prompt": "x", "n": 9}, "n", "9 choices exceed the 8"),
-    (
-      {"prompt": ["x"] * 65, "n": 2},
-      "n",
-      "130 choices exceed the maximum of 128",
-    ),
-    ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
-    ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
-    ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
-    (
-      {"prompt": "x", "exit_threshold": 0},
-      "exit_threshold",
-      "is not in (0, 1]",
-    ),
-    ({"prompt": "x", "num_loops": 3}, "num_loops", "this model runs 4"),
-    ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
-    ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
-    (
-      {"prompt": "x", "draft_loops": 1, "exit_threshold": 0.5},
-      "draft_loops",
-      "exclude each",
-    ),
-    ({"prompt": "x", "prefill_loops": -1}, "prefill_loops", "an integer from"),
-    ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
-    ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
-    ({"prompt": "x", "stream": "yes"}, "stream", "true or false"),
-    ({"prompt": "x", "stream_options": [1]}, "stream_options", "an object"),
-    (
-      {"prompt": "x", "stream_options": {"include_usage": True}},
-      "stream_options",
-      "no effect without stream",
-    ),
-    ({"prompt": "x", "\ud800": 1}, r"\ud800", "unknown field '\\ud800'"),
-    (
-      {"prompt": "x", "stream": True, "stream_options": {"include_x": 1}},
-      "stream_options",
-      "an object",
-    ),
-    (
-      {"prompt": "x", "repetition_penalty": 1e-300},
-      "repetition_penalty",
-      "in [0.01, 100]",
-    ),
-    ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
-    ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
-    ({"prompt": "x", "echo": 1}, "echo", "true or false"),
-    ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
-    (
-      {"prompt": "x", "max_tokens": False, "echo": True},
-      "max_tokens",
-      "an integer from 1",
-    ),
-    (
-      {"prompt": [5, 257], "max_tokens": 0, "echo": True},
-      "prompt",
-      "the prompt has token id 257, expected less than 257",
-    ),
-    (
-      {"prompt": "x" * 200, "max_tokens": 0, "echo": True},
-      "prompt",
-      "the prompt has 201 tokens; the maximum is 200",
-    ),
-    *(
-      ({"prompt": "x", "echo": True, name: value}, name, "unsupported with")
-      for name, value in {
-        "stream": True,
-        "stop": "x",
-        "num_loops": 2,
-        "exit_threshold": 0.5,
-        "draft_loops": 1,
-        "prefill_loops": 1,
-      }.items()
-    ),
-    ({"prompt": "x", "best_of": 3}, "best_of", "unsupported"),
-    ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
-    ({"prompt": "x", "mesages": []}, "mesages", "unknown field"),
-    ({"prompt": "x", "model": "gpt"}, "model", "expected one of 'tiny'"),
-  ],
-)
+@pytest.mark.parametrize(("fields", "param", "message"), [
+  ({}, "prompt", "prompt is missing"),
+  ({"prompt": {}}, "prompt", "not a string or a list of token ids"),
+  ({"prompt": []}, "prompt", "not a string or a list"),
+  ({"prompt": ["a", 3]}, "prompt", "not a string"),
+  ({"prompt": [True]}, "prompt", "not a string"),
+  ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
+  ({"prompt": ["a"] * 129}, "prompt", "129 prompts exceed the maximum of 128"),
+  ({"prompt": "x" * 300}, "prompt", "the maximum is 200"),
+  ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
+  ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
+  ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
+  ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
+  ({"prompt": "x", "max_tokens": True}, "max_tokens", "an integer from 1"),
+  ({"prompt": "x", "n": 0}, "n", "an integer from 1"),
+  ({"prompt": "x", "n": 9}, "n", "9 choices exceed the 8"),
+  ({"prompt": ["x"] * 65, "n": 2}, "n",
+   "130 choices exceed the maximum of 128"),
+  ({"prompt": "x", "temperature": -1}, "temperature", "a number from 0 to 2"),
+  ({"prompt": "x", "temperature": "hot"}, "temperature", "a number from"),
+  ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
+  ({"prompt": "x", "exit_threshold": 0}, "exit_threshold", "is not in (0, 1]"),
+  ({"prompt": "x", "num_loops": 3}, "num_loops", "this model runs 4"),
+  ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
+  ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
+  ({"prompt": "x", "draft_loops": 1, "exit_threshold": 0.5}, "draft_loops",
+   "exclude each"),
+  ({"prompt": "x", "prefill_loops": -1}, "prefill_loops", "an integer from"),
+  ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
+  ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
+  ({"prompt": "x", "stream": "yes"}, "stream", "true or false"),
+  ({"prompt": "x", "stream_options": [1]}, "stream_options", "an object"),
+  ({"prompt": "x", "stream_options": {"include_usage": True}},
+   "stream_options", "no effect without stream"),
+  ({"prompt": "x", "\ud800": 1}, r"\ud800", "unknown field '\\ud800'"),
+  ({"prompt": "x", "stream": True, "stream_options": {"include_x": 1}},
+   "stream_options", "an object"),
+  ({"prompt": "x", "repetition_penalty": 1e-300}, "repetition_penalty",
+   "in [0.01, 100]"),
+  ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
+  ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
+  ({"prompt": "x", "echo": 1}, "echo", "true or false"),
+  ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
+  ({"prompt": "x", "max_tokens": False, "echo": True}, "max_tokens",
+   "an integer from 1"),
+  ({"prompt": [5, 257], "max_tokens": 0, "echo": True}, "prompt",
+   "the prompt has token id 257, expected less than 257"),
+  ({"prompt": "x" * 200, "max_tokens": 0, "echo": True}, "prompt",
+   "the prompt has 201 tokens; the maximum is 200"),
+  *(({"prompt": "x", "echo": True, name: value}, name,
+   "unsupported with") for name, value in {"stream": True, "stop": "x",
+   "num_loops": 2, "exit_threshold": 0.5, "draft_loops": 1,
+   "prefill_loops": 1}.items()),
+  ({"prompt": "x", "best_of": 3}, "best_of", "unsupported"),
+  ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
+  ({"prompt": "x", "mesages": []}, "mesages", "unknown field"),
+  ({"prompt": "x", "model": "gpt"}, "model", "expected one of 'tiny'"),
+])  # fmt: skip
 def test_mistakes_are_named(served, fields, param, message):
   before = len(served.engine.added)
   body = json.dumps(fields).encode()
@@ -586,60 +544,38 @@ def test_mistakes_are_named(served, fields, param, message):
   assert served.worker.num_live == 0
 
 
-@pytest.mark.parametrize(
-  ("fields", "message"),
-  [
-    ({"messages": []}, "not a list of messages"),
-    ({"messages": ["Hi"]}, "not a message with a role and a string"),
-    ({"messages": [{"role": "god", "content": "x"}]}, "with a role"),
-    ({"messages": [{"role": "user", "content": [{}]}]}, "with a role"),
-    (
-      {"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
-      "unknown fiel",
-    ),
-    (
-      {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
-      "without logprobs",
-    ),
-    (
-      {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
-      "unsupported",
-    ),
-    (
-      {
-        "messages": [{"role": "user", "content": "x"}],
-        "continue_final_message": True,
-      },
-      "needs a last message of the assistant",
-    ),
-    (
-      {
-        "messages": [{"role": "assistant", "content": "x"}],
-        "continue_final_message": True,
-        "add_generation_prompt": True,
-      },
-      "exactly one of",
-    ),
-  ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+  ({"messages": []}, "not a list of messages"),
+  ({"messages": ["Hi"]}, "not a message with a role and a string"),
+  ({"messages": [{"role": "god", "content": "x"}]}, "with a role"),
+  ({"messages": [{"role": "user", "content": [{}]}]}, "with a role"),
+  ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
+   "unknown fiel"),
+  ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
+   "without logprobs"),
+  ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
+   "unsupported"),
+  ({"messages": [{"role": "user", "content": "x"}],
+   "continue_final_message": True}, "needs a last message of the assistant"),
+  ({"messages": [{"role": "assistant", "content": "x"}],
+   "continue_final_message": True, "add_generation_prompt": True},
+   "exactly one of"),
+])  # fmt: skip
 def test_mistakes_in_a_conversation_are_named(served, fields, message):
   response = served.post("/v1/chat/completions", **fields)
   assert response.status_code == 400
   assert message in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-  ("body", "message"),
-  [
-    (b"", "not valid JSON"),
-    (b"{", "not valid JSON"),
-    (b"\xff\xfe{}", "not valid JSON"),
-    (b"[" * 100_000, "not valid JSON"),
-    (b'{"prompt": "x", "top_p": NaN}', "NaN is not a number"),
-    (b'{"prompt": "x", "top_p": 1' + b"0" * 5000 + b"}", "not valid JSON"),
-    (b"[]", "not a JSON object"),
-  ],
-)
+@pytest.mark.parametrize(("body", "message"), [
+  (b"", "not valid JSON"),
+  (b"{", "not valid JSON"),
+  (b"\xff\xfe{}", "not valid JSON"),
+  (b"[" * 100_000, "not valid JSON"),
+  (b'{"prompt": "x", "top_p": NaN}', "NaN is not a number"),
+  (b'{"prompt": "x", "top_p": 1' + b"0" * 5000 + b"}", "not valid JSON"),
+  (b"[]", "not a JSON object"),
+])  # fmt: skip
 def test_garbage_is_one_json_error(served, body, message):
   response = served.client.post(
     "/v1/completions",
@@ -749,10 +685,7 @@ def test_a_public_name_and_pages_that_may_ask():
   """As behind a proxy; a preflight needs no token."""
   origin = "https://page.example"
   with examples.serve(
-    examples.Engine(),
-    token="secret",
-    hosts=["api.example"],
-    origins=[origin],
+    examples.Engine(), token="secret", hosts=["api.example"], origins=[origin]
   ) as made:
     headers = {"Host": "API.example:443", "Origin": origin}
     asked = {"Access-Control-Request-Method": "POST"}

@@ -1,5 +1,6 @@
 """Steps with non-finite numbers change nothing, are counted, and explained."""
 
+import functools
 import runpy
 import types
 
@@ -19,6 +20,7 @@ from loopjax.run.checkpoints import integrity
 from loopjax.train import loop as train_loop
 
 
+@functools.cache
 def make(loss=None, **overrides):
   settings = config_lib.resolve(smoke(**overrides))
   if loss:

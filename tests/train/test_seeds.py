@@ -7,13 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_float64 import without_rounding
-from tests_support import (
-  SMOKE,
-  load_config,
-  refused,
-  rows_of_metrics,
-  smoke,
-)
+from tests_support import SMOKE, load_config, refused, rows_of_metrics, smoke
 
 from loopjax import config as config_lib
 from loopjax import main, sharding, train
