@@ -67,15 +67,17 @@ def parser() -> command_line.ConfigParser:
     " --seeds=0,1,2 writes DIR/seed=0, ...",
   )
   processes.add_flags(made)
-  made.importer = _imported
+  made.importer = imported
+  made.set_defaults(limit=0)
   return made
 
 
-def _imported(options: Any, where: str) -> str:
-  from loopjax.hub import imported
+def imported(options: Any, where: str) -> str:
+  """The run of a folder of the Hub or a GGUF file; other names unchanged."""
+  from loopjax.hub import imported as imported_lib
 
   alone = not (options.distributed or options.num_processes)
-  return imported.run_of(where, alone=alone)
+  return imported_lib.run_of(where, alone=alone)
 
 
 @one_line_errors
@@ -120,13 +122,14 @@ def start(options: Any) -> int:
     raise UserError("--seeds has no effect beside run.seed")
   base = naming.workdir(name, by_user, plain)
   workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
-  zoo.refuse(
-    workdir,
-    "`loopjax zoo score NAME` scores it,"
-    f" --config.run.init_from={workdir} trains it further",
-  )
   if mode == "eval":
-    _check_overrides(overrides, workdir)
+    _check_overrides(overrides, zoo.located(workdir))
+  else:
+    zoo.refuse(
+      workdir,
+      f"`loopjax score {workdir}` scores it,"
+      f" --config.run.init_from={workdir} trains it further",
+    )
   place = f"--workdir={workdir}" if options.workdir else "work directory"
   try:
     with command_line.ending_when_full(place):
@@ -138,13 +141,16 @@ def start(options: Any) -> int:
       )
       _check_devices()
       if jax.process_index() == 0:
-        print(f"work directory: {workdir}")
+        print(f"work directory: {zoo.output(workdir)}")
         chosen = (
           f"preset: {presets.choice(name)}" if name else "config: its own"
         )
         print(chosen, flush=True)
       rest = mode, figures.finish, options.extend
-      if seeds:
+      if mode == "eval":
+        summary = train.score(config, workdir, figures.finish, options.limit)
+        workdir = zoo.output(workdir)
+      elif seeds:
         workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
         summaries = train.run_seeds(config, workdirs, *rest)
       else:

@@ -33,7 +33,7 @@ from loopjax.protocols import Dataclass
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.sections import flatten
-from loopjax.types import LoopOptions
+from loopjax.types import LoopOptions, TaskSpec
 
 # What an extended run may have otherwise.
 _EXTENDED = ("run.batch_size", "run.num_steps")
@@ -87,6 +87,39 @@ def check_config(
       f"--workdir={workdir} contains a run with another configuration:"
       f" {'; '.join(differing.values())}{extends}"
     )
+
+
+def check_tokens(workdir: pathlib.Path, settings: Settings) -> None:
+  """Raises UserError if settings of the task change what the model reads.
+
+  Args:
+    workdir: has the model's config.json.
+    settings: of a run that scores the model.
+  """
+  record, there = settings.task, read_config(workdir)["task"]
+  for name, value in there.items():
+    now = getattr(record, name, value)
+    before = tuple(value) if isinstance(now, tuple) else value
+    if now == before:
+      continue
+    try:
+      task = dataclasses.replace(record, **{name: before})
+      was = settings._replace(task=task, spec=settings.task_module.spec(task))
+    except UserError:
+      continue  # A tokenizer that has moved: the parameters have its size.
+    if _tokens(was) != _tokens(settings):
+      raise UserError(
+        f"task.{name}={now!r}: the model was trained with {before!r}, which"
+        " its vocabulary or length depends on"
+      )
+
+
+def _tokens(settings: Settings) -> TaskSpec:
+  """What a model reads; lengths of rows are 1 if it reads any."""
+  spec = dataclasses.replace(settings.spec, packs_documents=False)
+  if settings.reads_whole_rows:
+    return spec
+  return dataclasses.replace(spec, sequence_length=1, coordinates=())
 
 
 MAX_LOOPS = 2**16
@@ -313,9 +346,16 @@ def check_loops(settings: Settings, num_loops: int, label: str) -> None:
       f"{label}: {num_loops} loops exceed the maximum of {MAX_LOOPS:,}"
     )
   try:
-    settings.family.costs(settings.model, settings.spec, num_loops)
+    costs = settings.family.costs(settings.model, settings.spec, num_loops)
   except UserError as error:
     raise UserError(f"{label}: {error}", error.moot) from error
+  found = len(costs.get("flops_per_example", ()))
+  if found != num_loops:
+    raise UserError(
+      f"costs of model.name={settings.model_name!r} have {found} numbers"
+      f" flops_per_example with {label}; expected one for each of"
+      f" {num_loops} loops"
+    )
 
 
 def of_run(workdir: pathlib.Path, label: str) -> Settings:

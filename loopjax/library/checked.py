@@ -36,8 +36,7 @@ def ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
   """Token ids [B, T]; raises UserError if the model lacks them."""
   found = _integers(name, given)
   spec = settings.spec
-  is_whole = settings.family.reading is None or spec.num_answer_tokens > 0
-  if is_whole and found.shape[1] != spec.sequence_length:
+  if settings.reads_whole_rows and found.shape[1] != spec.sequence_length:
     raise UserError(
       f"{name}: {settings.model_name!r} expects rows of {spec.sequence_length}"
       f" tokens, not {found.shape[1]}"

@@ -6,6 +6,7 @@ each training call; `Calls.drive` makes it. Families differ only in the module
 `settings.family`.
 """
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from loopjax.run import (
   preemption,
   processes,
   provenance,
+  zoo,
 )
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
@@ -76,14 +78,13 @@ def run(
   finish: scoring.Finish = scoring.nothing,
   extend: bool = False,
 ) -> dict[str, Any]:
-  """Trains, evaluates or does both; returns the summary that it writes.
+  """Trains, and evaluates at the end; returns the summary that it writes.
 
   Args:
     config: from a config file.
     workdir: where all output of the run is written; an existing run there is
       resumed.
-    mode: "train", "eval" (any checkpoint, any number of loops) or
-      "train_and_eval".
+    mode: "train" or "train_and_eval".
     finish: called with the model when its final scores are there, for further
       scores and figures; `analysis.figures.finish` is what commands do.
     extend: whether a run found there may have had fewer steps, or another batch
@@ -98,6 +99,70 @@ def run(
   calls, notice = calls_lib.Calls(), preemption.Notice()
   one = _run(settings, workdir, mode, finish, extend, calls, notice)
   return calls.drive([one])[0]
+
+
+def score(
+  config: ml_collections.ConfigDict,
+  source: pathlib.Path,
+  finish: scoring.Finish = scoring.nothing,
+  limit: int = 0,
+) -> dict[str, Any]:
+  """Scores a checkpoint of a trained model; returns the summary.
+
+  It is written to `evaluation` in the model's work directory, for zoo:NAME in
+  runs/NAME. The run itself is unchanged.
+
+  Args:
+    config: the model's config, in which settings of the evaluation and of the
+      data may be others.
+    source: a work directory, or zoo:NAME.
+    finish: as in `run`.
+    limit: number of examples, rounded up to whole batches; 0 for all.
+
+  Raises:
+    UserError: there is no such model, the config is of another, or the data are
+      missing or malformed.
+  """
+  settings, workdir = config_lib.resolve(config), zoo.output(source)
+  processes.from_process_0(lambda: _check_scoring(settings, source))
+  environment, notice = provenance.environment(), preemption.Notice()
+  program, split = program_lib.make_program(settings), settings.eval.split
+  dataset = make_datasets(settings, program.mesh, [split])[split]
+  if limit:
+    num_batches = -(-limit // settings.eval.batch_size)
+    batches = dataset.batches[:num_batches]
+    dataset = dataclasses.replace(dataset, batches=batches)
+  with workdir_lib.locked(workdir), notice.listening():
+    evaluator = evaluate.make_evaluator(program, {split: dataset}, notice.check)
+    directory = workdir / "evaluation"
+    summary = scoring.score_checkpoint(
+      program, dataset, evaluator, source, directory, finish
+    )
+    summary |= environment
+    _write(directory, settings, summary)
+  return summary
+
+
+def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
+  """Raises UserError unless these are settings of the model of a run."""
+  folder = zoo.located(source)
+  if not (folder / "config.json").exists():
+    raise UserError(f"--workdir={source} contains no run to evaluate")
+  config_lib.check_config(folder, settings.plain, "eval")
+  config_lib.check_tokens(folder, settings)
+
+
+def _write(
+  directory: pathlib.Path,
+  settings: config_lib.Settings,
+  summary: Mapping[str, Any],
+) -> None:
+  """Writes config.json and summary.json, by process 0."""
+  if jax.process_index() == 0:
+    directory.mkdir(exist_ok=True)
+    workdir_lib.write_json(directory / "config.json", settings.plain)
+    workdir_lib.write_json(directory / "summary.json", summary)
+  processes.wait_for_all()  # Process 0 draws; others must wait.
 
 
 def run_seeds(
@@ -166,18 +231,17 @@ def _run(
   label: str = "",
 ) -> calls_lib.Run[dict[str, Any]]:
   """A run that is not complete, as `calls` drives it; see `run`."""
-  if mode != "eval" and jax.process_index() == 0 and not label:
+  if jax.process_index() == 0 and not label:
     will_take = machine.prediction(
       settings.training_flops, settings.model.width
     )
     print(f"time: {will_take}", flush=True)
   # Recorded at the start: the checkout may change during the run.
   environment = provenance.environment()
-  teacher = None if mode == "eval" else teacher_lib.read(settings)
+  teacher = teacher_lib.read(settings)
   program = program_lib.make_program(settings, teacher=teacher)
-  splits = (settings.eval.split,) if mode == "eval" else SPLITS
-  datasets = make_datasets(settings, program.mesh, splits)
-  if mode != "eval" and (settings.run.keep_best or settings.run.stop_after):
+  datasets = make_datasets(settings, program.mesh)
+  if settings.run.keep_best or settings.run.stop_after:
     evaluate.check_metric(
       program, datasets["validation"], settings.run.best_metric
     )
@@ -193,13 +257,11 @@ def _run(
         ).items()
       )
     )
-    restored = None
-    if mode != "eval":
-      restored = restore.newest(
-        workdir,
-        lambda step: restore.state(workdir, step, program.abstract_state),
-        set_aside=True,
-      )
+    restored = restore.newest(
+      workdir,
+      lambda step: restore.state(workdir, step, program.abstract_state),
+      set_aside=True,
+    )
     checkpoints = checkpoint_lib.Checkpoints(
       workdir,
       keep=settings.run.keep_checkpoints,
@@ -210,23 +272,12 @@ def _run(
     context = train_loop.RunContext(
       program, datasets, checkpoints, evaluator, notice, workdir, calls
     )
-    if mode == "eval":
-      summary, directory = (
-        scoring.score_checkpoint(context, finish),
-        workdir / "evaluation",
-      )
-    else:
-      summary = yield from _train_and_evaluate(
-        context, restored, mode, finish, label
-      )
-      directory = workdir
+    summary = yield from _train_and_evaluate(
+      context, restored, mode, finish, label
+    )
     checkpoints.close()
     summary |= environment
-    if jax.process_index() == 0:
-      directory.mkdir(exist_ok=True)
-      workdir_lib.write_json(directory / "config.json", settings.plain)
-      workdir_lib.write_json(directory / "summary.json", summary)
-    processes.wait_for_all()  # Process 0 draws; others must wait.
+    _write(workdir, settings, summary)
   return summary
 
 
@@ -237,10 +288,6 @@ def _admit(
   config_lib.check_config(workdir, settings.plain, mode, extend)
   if extend:
     _check_extension(settings, workdir)
-  if mode == "eval":
-    if not (workdir / "config.json").exists():
-      raise UserError(f"--workdir={workdir} contains no run to evaluate")
-    return None
   for name in ("checkpoint", "split"):
     if getattr(settings.eval, name) != getattr(settings_lib.Eval(), name):
       raise UserError(f"eval.{name} has no effect without --mode=eval")
@@ -383,7 +430,10 @@ def _train_and_evaluate(
   finally:
     writer.close()
   summary = scoring.run_facts(
-    context, context.program.scored_params(state), int(state.step), started
+    context.datasets.values(),
+    context.program.scored_params(state),
+    int(state.step),
+    started,
   )
   return {
     "status": outcome.status,

@@ -2,16 +2,17 @@
 
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 
 from loopjax import program as program_lib
 from loopjax.program import step
-from loopjax.run import metrics, preemption
+from loopjax.run import metrics, preemption, processes, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity, restore
+from loopjax.train import evaluate
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
@@ -74,11 +75,15 @@ def final_scores(
   often = context.evaluator(params, "validation")
   for split, scores in (often | context.evaluator(params, "test")).items():
     writer.write(at, split, scores, once=split not in often)
-  extras = finish(
-    _scored(
-      context, params, teacher_params, "test", context.workdir / "figures"
-    )
+  scored = Scored(
+    context.program,
+    params,
+    teacher_params,
+    context.datasets["test"],
+    workdir_lib.read_metrics(context.workdir),
+    context.workdir / "figures",
   )
+  extras = finish(scored)
   for split, scores in extras.scores.items():
     writer.write(at, split, scores, once=True)
   writer.images(at, extras.files)
@@ -86,27 +91,41 @@ def final_scores(
 
 
 def score_checkpoint(
-  context: train_loop.RunContext, finish: Finish
+  program: program_lib.Program,
+  dataset: Dataset,
+  evaluator: evaluate.Evaluator,
+  source: pathlib.Path,
+  directory: pathlib.Path,
+  finish: Finish,
 ) -> dict[str, Any]:
-  """Scores a checkpoint and draws figures; the run itself is unchanged."""
-  started, workdir = time.monotonic(), context.workdir
-  split = context.program.settings.eval.split
-  wanted, at = context.program.settings.eval.checkpoint, None
-  if wanted == "best":
-    at = restore.best(workdir, context.checkpoints.scores)
-  elif wanted != "newest":
-    at = int(wanted)
-  abstract = context.program.abstract_params
+  """Scores a checkpoint and draws figures; returns the summary.
+
+  Args:
+    program: the run's program.
+    dataset, evaluator: of the split of section eval.
+    source: the run's work directory, or zoo:NAME.
+    directory: where figures go, in a folder.
+    finish: see `train.run`.
+  """
+  started, options = time.monotonic(), program.settings.eval
+  folder = zoo.located(source)
+  rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
+  at = None
+  if options.checkpoint == "best":
+    metric = program.settings.run.best_metric
+    at = restore.best(source, metrics.scores(rows, metric))
+  elif options.checkpoint != "newest":
+    at = int(options.checkpoint)
   at, params = restore.chosen_params(
-    workdir, at, abstract, f"--workdir={workdir}"
+    source, at, program.abstract_params, f"--workdir={source}"
   )
   values: dict[str, float] = {}
   failed: list[str] = []
   try:
-    for part, scores in context.evaluator(params, split).items():
+    for part, scores in evaluator(params, options.split).items():
       values |= metrics.named(part, scores)
-    directory = context.workdir / "evaluation" / "figures"
-    extras = finish(_scored(context, params, {}, split, directory))
+    figures = directory / "figures"
+    extras = finish(Scored(program, params, {}, dataset, rows, figures))
     for part, scores in extras.scores.items():
       values |= metrics.named(part, scores)
     failed = extras.failed
@@ -117,36 +136,18 @@ def score_checkpoint(
     "status": status,
     **({"figures_failed": failed} if failed else {}),
     "metrics": values,
-    **run_facts(context, params, at, started),
+    **run_facts([dataset], params, at, started),
     "digest": integrity.digest(integrity.record(params)),
   }
 
 
-def _scored(
-  context: train_loop.RunContext,
-  params: Any,
-  teacher_params: Any,
-  split: str,
-  directory: pathlib.Path,
-) -> Scored:
-  return Scored(
-    context.program,
-    params,
-    teacher_params,
-    context.datasets[split],
-    workdir_lib.read_metrics(context.workdir),
-    directory,
-  )
-
-
 def run_facts(
-  context: train_loop.RunContext, params: Any, at: int, started: float
+  datasets: Iterable[Dataset], params: Any, at: int, started: float
 ) -> dict[str, Any]:
   """The entries that training and evaluation share."""
-  facts = [dataset.facts for dataset in context.datasets.values()]
   return {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
     "steps": at,
     "wall_seconds": round(time.monotonic() - started, 2),
-    "data": {name: value for fact in facts for name, value in fact.items()},
+    "data": {k: v for one in datasets for k, v in one.facts.items()},
   }

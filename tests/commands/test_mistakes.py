@@ -44,7 +44,7 @@ MISTAKES = {
     ),
     (
       [SUDOKU, "--workdir=zoo:sudoku_6x6"],
-      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax zoo score NAME`",
+      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax score zoo:sudo",
     ),
     (["--konfig=x"], "konfig"),
     ([SUDOKU, "mode=eval"], "'mode=eval'"),

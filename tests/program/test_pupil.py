@@ -193,7 +193,7 @@ def test_evaluation_needs_no_teacher(teacher, tmp_path):
   config = config_of(source)
   train.run(config, tmp_path / "run", "train")
   shutil.rmtree(source)
-  scores = train.run(config, tmp_path / "run", "eval")["metrics"]
+  scores = train.score(config, tmp_path / "run")["metrics"]
   assert np.isfinite(scores["test/loss"])
 
 

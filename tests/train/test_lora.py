@@ -216,7 +216,7 @@ def test_readers_get_the_sum(source, tuned):
   assert changed == len(pairs) / 2
   equal(program.scored_params(state), trained.read(tuned).params)
   # The scores are those of the sum: --mode=eval reads it as others do.
-  again = train.run(tuned_config(source, eval__depth_factor=0), tuned, "eval")
+  again = train.score(tuned_config(source, eval__depth_factor=0), tuned)
   there = json.loads((tuned / "summary.json").read_text())
   for name in ("test/exact_match", "test/loss"):
     assert again["metrics"][name] == there["metrics"][name]
