@@ -1,5 +1,6 @@
 """loopjax from Python, as in docs/library.md."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -16,6 +17,7 @@ from flax import nnx
 from tests_support import ROOT, refused
 
 import loopjax
+from loopjax import config as config_lib
 from loopjax import library
 from loopjax.errors import UserError
 from loopjax.generate import __main__ as generate
@@ -332,6 +334,23 @@ def test_models_of_the_pages_can_be_built():
     (
       lambda m: m.trace(np.arange(4)),
       "pass the names of the traces to record: hidden",
+    ),
+    (
+      lambda m: m.module()(np.ones((1, 4), int), trace=("h",)),
+      "trace 'h' is not recorded; expected one of hidden",
+    ),
+    (
+      lambda m: config_lib.check_loops(
+        m.about.settings._replace(
+          family=dataclasses.replace(
+            m.about.settings.family,
+            costs=lambda *_: {"flops_per_example": [1.0]},
+          )
+        ),
+        2,
+        "model.num_loops=2",
+      ),
+      "costs of model.name='looped' have 1 numbers flops_per_example with",
     ),
     (
       lambda m: m.logits(np.ones(4)),

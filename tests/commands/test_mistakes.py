@@ -94,6 +94,9 @@ MISTAKES = {
       )
     ),
   ],
+  "generate": [
+    (["zoo:novels", "--num_tokens=5"], "did you mean '--max_new_tokens'?"),
+  ],
   "serve": [
     ([], "pass either WORKDIR (a run) or --hub=FOLDER"),
     (["a", "--hub=b"], "pass either WORKDIR (a run) or"),
