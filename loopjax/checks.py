@@ -31,6 +31,8 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
 
 def recorded(there: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
   """The traces of these names; raises UserError if a model lacks one."""
+  if isinstance(names, str):
+    raise UserError(f"trace={names!r} must be names: ({names!r},)")
   for name in names:
     if name not in there:
       raise UserError(

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import pathlib
 import re
 import textwrap
 
@@ -174,7 +173,7 @@ def test_it_is_trained_saved_and_read_by_commands(
 def test_models_of_the_zoo_and_their_task():
   """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")
-  expected = trained.read(pathlib.Path("zoo:sudoku_6x6"))
+  expected = trained.read("zoo:sudoku_6x6")
   data = loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)
   batch = data["test"][0]
   logits = found.logits(batch["inputs"], num_loops=12)
@@ -476,6 +475,14 @@ def test_models_of_the_pages_can_be_built():
     ),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
     (lambda m: loopjax.build("looped", widht=3), "model.width"),
+    (
+      lambda m: loopjax.build("looped", lr=3),
+      "'model.lr'; did you mean optim.learning_rate, ",
+    ),
+    (
+      lambda m: loopjax.build("looped", batch_size=3),
+      "did you mean eval.batch_size, run.batch_size",
+    ),
     (lambda m: loopjax.load("zoo:nothing"), "no such model"),
     (lambda m: loopjax.load("nowhere"), "nowhere contains no run"),
     (lambda m: loopjax.save(m, "zoo:sudoku_6x6"), "is a trained model"),

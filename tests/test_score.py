@@ -71,11 +71,16 @@ def test_own_puzzles_have_the_scores_of_a_loop_over_them(
   assert found["metrics"]["test/count"] == len(right)
   expected = pytest.approx(np.mean(right))
   assert found["metrics"]["test/exact_match"] == expected
-  data = loopjax.datasets(
-    "sudoku", batch_size=12, box_rows=2, box_cols=3, test_csv=path
-  )
-  scores = loopjax.load(ENTRY).evaluate(data["test"], num_loops=LOOPS)
+  loaded = loopjax.load(ENTRY)
+  scores = loaded.evaluate("test", num_loops=LOOPS, test_csv=path)
   assert scores["exact_match"] == expected
+  data = loopjax.datasets(
+    "sudoku", batch_size=12, test_csv=path, box_rows=2, box_cols=3
+  )
+  with refused("task.box_cols=2: the model was trained with 3, which its"):
+    loaded.evaluate("test", test_csv=path, box_cols=2)
+  with refused("evaluate: box_cols beside a dataset"):
+    loaded.evaluate(data["test"], box_cols=3)
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,14 @@ def check_config(
     )
 
 
-def check_tokens(workdir: pathlib.Path, settings: Settings) -> None:
+def check_tokens(there: Mapping[str, Any], settings: Settings) -> None:
   """Raises UserError if settings of the task change what the model reads.
 
   Args:
-    workdir: has the model's config.json.
-    settings: of a run that scores the model.
+    there: section task of the model's config.
+    settings: those with which the model is scored.
   """
-  record, there = settings.task, read_config(workdir)["task"]
+  record = settings.task
   for name, value in there.items():
     now = getattr(record, name, value)
     before = tuple(value) if isinstance(now, tuple) else value

@@ -1,6 +1,7 @@
 """Numbers, token ids and batches that a Python program passes, checked."""
 
 import numbers
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,18 @@ def integer(name: str, value: Any, low: int) -> int:
   if value < low:
     raise UserError(f"{name}={value} must be at least {low}")
   return int(value)
+
+
+def setting(name: str, value: Any) -> Any:
+  """A setting's value as a config has it: paths are text, joined by commas."""
+  is_list = isinstance(value, list | tuple) and name.endswith("_files")
+  paths = [str(x) for x in value] if is_list else []
+  if isinstance(value, os.PathLike):
+    paths = [str(value)]
+  for path in paths:
+    if "," in path and name.endswith("_files"):
+      raise UserError(f"{name}: {path!r} has a comma, which separates files")
+  return ",".join(paths) if paths else value
 
 
 def loops(settings: config_lib.Settings, given: Any, default: int) -> int:

@@ -149,7 +149,7 @@ def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
   if not (folder / "config.json").exists():
     raise UserError(f"--workdir={source} contains no run to evaluate")
   config_lib.check_config(folder, settings.plain, "eval")
-  config_lib.check_tokens(folder, settings)
+  config_lib.check_tokens(config_lib.read_config(folder)["task"], settings)
 
 
 def _write(
