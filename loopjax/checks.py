@@ -36,7 +36,8 @@ def recorded(there: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
   for name in names:
     if name not in there:
       raise UserError(
-        f"trace {name!r} is not recorded; expected one of {', '.join(there)}"
+        f"trace {name!r} is not recorded; the model's loops record"
+        f" {', '.join(there)}"
       )
   return {name: there[name] for name in names}
 

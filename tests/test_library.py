@@ -336,7 +336,7 @@ def test_models_of_the_pages_can_be_built():
     ),
     (
       lambda m: m.module()(np.ones((1, 4), int), trace=("h",)),
-      "trace 'h' is not recorded; expected one of hidden",
+      "trace 'h' is not recorded; the model's loops record hidden",
     ),
     (
       lambda m: config_lib.check_loops(
@@ -349,7 +349,7 @@ def test_models_of_the_pages_can_be_built():
         2,
         "model.num_loops=2",
       ),
-      "costs of model.name='looped' have 1 numbers flops_per_example with",
+      "model.name='looped': the length of flops_per_example is 1; expected 2",
     ),
     (
       lambda m: m.logits(np.ones(4)),

@@ -352,9 +352,8 @@ def check_loops(settings: Settings, num_loops: int, label: str) -> None:
   found = len(costs.get("flops_per_example", ()))
   if found != num_loops:
     raise UserError(
-      f"costs of model.name={settings.model_name!r} have {found} numbers"
-      f" flops_per_example with {label}; expected one for each of"
-      f" {num_loops} loops"
+      f"{label}: costs of model.name={settings.model_name!r}: the length of"
+      f" flops_per_example is {found}; expected {num_loops}, a number per loop"
     )
 
 
