@@ -122,14 +122,7 @@ def start(options: Any) -> int:
     raise UserError("--seeds has no effect beside run.seed")
   base = naming.workdir(name, by_user, plain)
   workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
-  if mode == "eval":
-    _check_overrides(overrides, zoo.located(workdir))
-  else:
-    zoo.refuse(
-      workdir,
-      f"`loopjax score {workdir}` scores it,"
-      f" --config.run.init_from={workdir} trains it further",
-    )
+  _check_source(mode, overrides, workdir)
   place = f"--workdir={workdir}" if options.workdir else "work directory"
   try:
     with command_line.ending_when_full(place):
@@ -148,7 +141,11 @@ def start(options: Any) -> int:
         print(chosen, flush=True)
       rest = mode, figures.finish, options.extend
       if mode == "eval":
-        summary = train.score(config, workdir, figures.finish, options.limit)
+        from loopjax.train import score
+
+        summary = score.score_model(
+          config, workdir, figures.finish, options.limit
+        )
         workdir = zoo.output(workdir)
       elif seeds:
         workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
@@ -192,14 +189,26 @@ def _seeds(options: Any) -> list[int]:
   return [int(word) for word in words]
 
 
-def _check_overrides(
-  overrides: Mapping[str, Any], workdir: pathlib.Path
+def _check_source(
+  mode: str, overrides: Mapping[str, Any], workdir: pathlib.Path
 ) -> None:
-  """Raises UserError for flags that change how the run was trained."""
-  from loopjax import config as config_lib
+  """Raises UserError for a model that cannot be trained, or scored like this.
 
-  there = (workdir / "config.json").exists()
-  of_run = config_lib.read_config(workdir).get("run", {}) if there else {}
+  Flags cannot change how a run that is scored was trained.
+  """
+  from loopjax import config as config_lib
+  from loopjax.run import zoo
+
+  if mode != "eval":
+    zoo.refuse(
+      workdir,
+      f"`loopjax score {workdir}` scores it,"
+      f" --config.run.init_from={workdir} trains it further",
+    )
+    return
+  folder = zoo.located(workdir)
+  there = (folder / "config.json").exists()
+  of_run = config_lib.read_config(folder).get("run", {}) if there else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:

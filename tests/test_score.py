@@ -11,9 +11,11 @@ from tests_support import refused
 
 import loopjax
 from loopjax import config as config_lib
-from loopjax import score, train
+from loopjax import score
 from loopjax.hub import convert
 from loopjax.saved import trained
+from loopjax.train import score as score_lib
+from loopjax.train.score import score_model
 
 ENTRY = pathlib.Path("zoo:sudoku_6x6")
 LOOPS = 3  # Fewer than it needs: some puzzles are solved, others are not.
@@ -65,7 +67,7 @@ def test_own_puzzles_have_the_scores_of_a_loop_over_them(
     eval__num_loops=LOOPS,
     eval__batch_size=16,
   )
-  found = train.score(config, ENTRY)
+  found = score_model(config, ENTRY)
   there = pathlib.Path("runs/sudoku_6x6/evaluation/summary.json")
   assert json.loads(there.read_text())["metrics"] == found["metrics"]
   assert found["metrics"]["test/count"] == len(right)
@@ -101,7 +103,7 @@ def test_what_a_trained_model_cannot_have_is_refused(
 ):
   monkeypatch.chdir(tmp_path)
   with refused(says):
-    train.score(config_of(ENTRY, **settings), ENTRY)
+    score_model(config_of(ENTRY, **settings), ENTRY)
 
 
 def test_rows_of_text_may_have_another_length_but_not_other_tokens(
@@ -115,12 +117,12 @@ def test_rows_of_text_may_have_another_length_but_not_other_tokens(
   loopjax.save(model, run)
   text.write_text("a house. \n\n" * 400)
   mine = {"task__test_files": str(text), "eval__depth_factor": 0}
-  shorter = train.score(
+  shorter = score_model(
     config_of(run, **mine, task__sequence_length=8), run, limit=1
   )
   assert shorter["metrics"]["test/loss"] > 0
   with refused("task.vocab_size=300: the model was trained with 0, which its"):
-    train.score(config_of(run, **mine, task__vocab_size=300), run)
+    score_model(config_of(run, **mine, task__vocab_size=300), run)
 
 
 def test_a_folder_of_the_hub_is_scored_as_a_run(tmp_path, monkeypatch):
@@ -131,7 +133,7 @@ def test_a_folder_of_the_hub_is_scored_as_a_run(tmp_path, monkeypatch):
     asked.append((workdir.as_posix(), config.task.test_files))
     return {"status": "diverged"}
 
-  monkeypatch.setattr(train, "score", scored)
+  monkeypatch.setattr(score_lib, "score_model", scored)
   flags = [str(folder), "--config.task.test_files=mine.txt"]
   for _ in range(2):  # It is imported once.
     assert score.main(flags) == 3

@@ -33,7 +33,7 @@ from loopjax.protocols import Dataclass
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.sections import flatten
-from loopjax.types import LoopOptions, TaskSpec
+from loopjax.types import LoopOptions
 
 # What an extended run may have otherwise.
 _EXTENDED = ("run.batch_size", "run.num_steps")
@@ -87,39 +87,6 @@ def check_config(
       f"--workdir={workdir} contains a run with another configuration:"
       f" {'; '.join(differing.values())}{extends}"
     )
-
-
-def check_tokens(there: Mapping[str, Any], settings: Settings) -> None:
-  """Raises UserError if settings of the task change what the model reads.
-
-  Args:
-    there: section task of the model's config.
-    settings: those with which the model is scored.
-  """
-  record = settings.task
-  for name, value in there.items():
-    now = getattr(record, name, value)
-    before = tuple(value) if isinstance(now, tuple) else value
-    if now == before:
-      continue
-    try:
-      task = dataclasses.replace(record, **{name: before})
-      was = settings._replace(task=task, spec=settings.task_module.spec(task))
-    except UserError:
-      continue  # A tokenizer that has moved: the parameters have its size.
-    if _tokens(was) != _tokens(settings):
-      raise UserError(
-        f"task.{name}={now!r}: the model was trained with {before!r}, which"
-        " its vocabulary or length depends on"
-      )
-
-
-def _tokens(settings: Settings) -> TaskSpec:
-  """What a model reads; lengths of rows are 1 if it reads any."""
-  spec = dataclasses.replace(settings.spec, packs_documents=False)
-  if settings.reads_whole_rows:
-    return spec
-  return dataclasses.replace(spec, sequence_length=1, coordinates=())
 
 
 MAX_LOOPS = 2**16

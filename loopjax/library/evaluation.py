@@ -16,6 +16,7 @@ from loopjax.errors import UserError
 from loopjax.library import checked
 from loopjax.sections import flatten
 from loopjax.train import evaluate as evaluate_lib
+from loopjax.train import score
 from loopjax.types import Dataset
 
 
@@ -102,7 +103,7 @@ def _of_task(
   named = {f"task.{k}": checked.setting(k, x) for k, x in changes.items()}
   config_lib.set_by_user(config, named)
   found = config_lib.resolve(config)
-  config_lib.check_tokens(plain["task"], found)
+  score.check_tokens(plain["task"], found)
   return found
 
 

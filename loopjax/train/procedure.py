@@ -6,7 +6,6 @@ each training call; `Calls.drive` makes it. Families differ only in the module
 `settings.family`.
 """
 
-import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,6 @@ from loopjax.run import (
   preemption,
   processes,
   provenance,
-  zoo,
 )
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
@@ -99,70 +97,6 @@ def run(
   calls, notice = calls_lib.Calls(), preemption.Notice()
   one = _run(settings, workdir, mode, finish, extend, calls, notice)
   return calls.drive([one])[0]
-
-
-def score(
-  config: ml_collections.ConfigDict,
-  source: pathlib.Path,
-  finish: scoring.Finish = scoring.nothing,
-  limit: int = 0,
-) -> dict[str, Any]:
-  """Scores a checkpoint of a trained model; returns the summary.
-
-  It is written to `evaluation` in the model's work directory, for zoo:NAME in
-  runs/NAME. The run itself is unchanged.
-
-  Args:
-    config: the model's config, in which settings of the evaluation and of the
-      data may be others.
-    source: a work directory, or zoo:NAME.
-    finish: as in `run`.
-    limit: number of examples, rounded up to whole batches; 0 for all.
-
-  Raises:
-    UserError: there is no such model, the config is of another, or the data are
-      missing or malformed.
-  """
-  settings, workdir = config_lib.resolve(config), zoo.output(source)
-  processes.from_process_0(lambda: _check_scoring(settings, source))
-  environment, notice = provenance.environment(), preemption.Notice()
-  program, split = program_lib.make_program(settings), settings.eval.split
-  dataset = make_datasets(settings, program.mesh, [split])[split]
-  if limit:
-    num_batches = -(-limit // settings.eval.batch_size)
-    batches = dataset.batches[:num_batches]
-    dataset = dataclasses.replace(dataset, batches=batches)
-  with workdir_lib.locked(workdir), notice.listening():
-    evaluator = evaluate.make_evaluator(program, {split: dataset}, notice.check)
-    directory = workdir / "evaluation"
-    summary = scoring.score_checkpoint(
-      program, dataset, evaluator, source, directory, finish
-    )
-    summary |= environment
-    _write(directory, settings, summary)
-  return summary
-
-
-def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
-  """Raises UserError unless these are settings of the model of a run."""
-  folder = zoo.located(source)
-  if not (folder / "config.json").exists():
-    raise UserError(f"--workdir={source} contains no run to evaluate")
-  config_lib.check_config(folder, settings.plain, "eval")
-  config_lib.check_tokens(config_lib.read_config(folder)["task"], settings)
-
-
-def _write(
-  directory: pathlib.Path,
-  settings: config_lib.Settings,
-  summary: Mapping[str, Any],
-) -> None:
-  """Writes config.json and summary.json, by process 0."""
-  if jax.process_index() == 0:
-    directory.mkdir(exist_ok=True)
-    workdir_lib.write_json(directory / "config.json", settings.plain)
-    workdir_lib.write_json(directory / "summary.json", summary)
-  processes.wait_for_all()  # Process 0 draws; others must wait.
 
 
 def run_seeds(
@@ -277,7 +211,7 @@ def _run(
     )
     checkpoints.close()
     summary |= environment
-    _write(workdir, settings, summary)
+    scoring.write(workdir, settings, summary)
   return summary
 
 

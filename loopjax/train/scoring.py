@@ -2,17 +2,16 @@
 
 import pathlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
+from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.program import step
-from loopjax.run import metrics, preemption, processes, zoo
+from loopjax.run import metrics, processes
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import integrity, restore
-from loopjax.train import evaluate
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
@@ -90,55 +89,17 @@ def final_scores(
   return extras.failed
 
 
-def score_checkpoint(
-  program: program_lib.Program,
-  dataset: Dataset,
-  evaluator: evaluate.Evaluator,
-  source: pathlib.Path,
+def write(
   directory: pathlib.Path,
-  finish: Finish,
-) -> dict[str, Any]:
-  """Scores a checkpoint and draws figures; returns the summary.
-
-  Args:
-    program: the run's program.
-    dataset, evaluator: of the split of section eval.
-    source: the run's work directory, or zoo:NAME.
-    directory: where figures go, in a folder.
-    finish: see `train.run`.
-  """
-  started, options = time.monotonic(), program.settings.eval
-  folder = zoo.located(source)
-  rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
-  at = None
-  if options.checkpoint == "best":
-    metric = program.settings.run.best_metric
-    at = restore.best(source, metrics.scores(rows, metric))
-  elif options.checkpoint != "newest":
-    at = int(options.checkpoint)
-  at, params = restore.chosen_params(
-    source, at, program.abstract_params, f"--workdir={source}"
-  )
-  values: dict[str, float] = {}
-  failed: list[str] = []
-  try:
-    for part, scores in evaluator(params, options.split).items():
-      values |= metrics.named(part, scores)
-    figures = directory / "figures"
-    extras = finish(Scored(program, params, {}, dataset, rows, figures))
-    for part, scores in extras.scores.items():
-      values |= metrics.named(part, scores)
-    failed = extras.failed
-    status = "completed"
-  except preemption.Preempted:
-    status = "preempted"
-  return {
-    "status": status,
-    **({"figures_failed": failed} if failed else {}),
-    "metrics": values,
-    **run_facts([dataset], params, at, started),
-    "digest": integrity.digest(integrity.record(params)),
-  }
+  settings: config_lib.Settings,
+  summary: Mapping[str, Any],
+) -> None:
+  """Writes config.json and summary.json, by process 0."""
+  if jax.process_index() == 0:
+    directory.mkdir(exist_ok=True)
+    workdir_lib.write_json(directory / "config.json", settings.plain)
+    workdir_lib.write_json(directory / "summary.json", summary)
+  processes.wait_for_all()  # Process 0 draws; others must wait.
 
 
 def run_facts(

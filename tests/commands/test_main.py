@@ -18,6 +18,7 @@ from loopjax.analysis import figures
 from loopjax.errors import UserError
 from loopjax.run import machine
 from loopjax.run import workdir as workdir_lib
+from loopjax.train import score as score_lib
 from loopjax.watch import runs as watch_runs
 
 
@@ -164,7 +165,7 @@ def test_a_run_is_scored_with_its_own_config(
     asked.append((workdir.as_posix(), config.model.width, config.eval, limit))
     return {"status": "diverged"}
 
-  monkeypatch.setattr(train, "score", scored)
+  monkeypatch.setattr(score_lib, "score_model", scored)
   scoring = functools.partial(command, score.main, directory=tmp_path)
   config = config_lib.make("utm", "sudoku")
   config.model.width, config.eval.num_loops = 96, 7

@@ -24,6 +24,7 @@ from loopjax.report import __main__ as report
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
 from loopjax.saved import language_model, trained
+from loopjax.train.score import score_model
 from loopjax.watch import __main__ as watch
 from loopjax.zoo import __main__ as command
 from loopjax.zoo import entries
@@ -75,7 +76,7 @@ def test_an_entry_is_as_good_as_it_was(name, tmp_path, monkeypatch):
   score, least = SAMPLES[name]
   entry = pathlib.Path(f"zoo:{name}")
   config = config_lib.config_of_run(entry, name)
-  scores = train.score(config, entry, limit=64)["metrics"]
+  scores = score_model(config, entry, limit=64)["metrics"]
   assert scores[score] >= least
 
 
