@@ -1,8 +1,8 @@
-"""Checks of settings that several modules share."""
+"""Checks that several modules share, most of them of settings."""
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loopjax.errors import Moot, UserError, similar
@@ -27,6 +27,19 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
       if field.name in wrong
     )
     raise UserError("\n".join(wrong.values()), moot)
+
+
+def recorded(there: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+  """The traces of these names; raises UserError if a model lacks one."""
+  if isinstance(names, str):
+    raise UserError(f"trace={names!r} must be names: ({names!r},)")
+  for name in names:
+    if name not in there:
+      raise UserError(
+        f"trace {name!r} is not recorded; the model's loops record"
+        f" {', '.join(there)}"
+      )
+  return {name: there[name] for name in names}
 
 
 def plain_values(section: str, record: Any) -> None:

@@ -137,7 +137,16 @@ def end_without_a_reader() -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-  """An argument parser that raises UserError instead of exiting."""
+  """An argument parser that raises UserError instead of exiting.
+
+  Attributes:
+    meant: flags by another name that users may expect.
+  """
+
+  def __init__(self, *args: Any, **options: Any):
+    """Takes what `argparse.ArgumentParser` does."""
+    super().__init__(*args, **options)
+    self.meant: dict[str, str] = {}
 
   def error(self, message: str) -> NoReturn:
     """Raises UserError."""
@@ -171,9 +180,8 @@ class Parser(argparse.ArgumentParser):
         "--workdir is for training commands; pass the run as an argument:"
         f" {self.prog} {value or 'WORKDIR'}"
       )
-    raise UserError(
-      f"unknown flag {flag!r}{similar(flag, self._option_string_actions)}"
-    )
+    near = similar(self.meant.get(flag, flag), self._option_string_actions)
+    raise UserError(f"unknown flag {flag!r}{near}")
 
 
 def local_path(path: str | os.PathLike[str]) -> pathlib.Path:

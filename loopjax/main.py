@@ -67,15 +67,17 @@ def parser() -> command_line.ConfigParser:
     " --seeds=0,1,2 writes DIR/seed=0, ...",
   )
   processes.add_flags(made)
-  made.importer = _imported
+  made.importer = imported
+  made.set_defaults(limit=0)
   return made
 
 
-def _imported(options: Any, where: str) -> str:
-  from loopjax.hub import imported
+def imported(options: Any, where: str) -> str:
+  """The run of a folder of the Hub or a GGUF file; other names unchanged."""
+  from loopjax.hub import imported as imported_lib
 
   alone = not (options.distributed or options.num_processes)
-  return imported.run_of(where, alone=alone)
+  return imported_lib.run_of(where, alone=alone)
 
 
 @one_line_errors
@@ -120,13 +122,7 @@ def start(options: Any) -> int:
     raise UserError("--seeds has no effect beside run.seed")
   base = naming.workdir(name, by_user, plain)
   workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
-  zoo.refuse(
-    workdir,
-    "`loopjax zoo score NAME` scores it,"
-    f" --config.run.init_from={workdir} trains it further",
-  )
-  if mode == "eval":
-    _check_overrides(overrides, workdir)
+  _check_source(mode, overrides, workdir)
   place = f"--workdir={workdir}" if options.workdir else "work directory"
   try:
     with command_line.ending_when_full(place):
@@ -138,13 +134,20 @@ def start(options: Any) -> int:
       )
       _check_devices()
       if jax.process_index() == 0:
-        print(f"work directory: {workdir}")
+        print(f"work directory: {zoo.output(workdir)}")
         chosen = (
           f"preset: {presets.choice(name)}" if name else "config: its own"
         )
         print(chosen, flush=True)
       rest = mode, figures.finish, options.extend
-      if seeds:
+      if mode == "eval":
+        from loopjax.train import score
+
+        summary = score.score_model(
+          config, workdir, figures.finish, options.limit
+        )
+        workdir = zoo.output(workdir)
+      elif seeds:
         workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
         summaries = train.run_seeds(config, workdirs, *rest)
       else:
@@ -186,14 +189,26 @@ def _seeds(options: Any) -> list[int]:
   return [int(word) for word in words]
 
 
-def _check_overrides(
-  overrides: Mapping[str, Any], workdir: pathlib.Path
+def _check_source(
+  mode: str, overrides: Mapping[str, Any], workdir: pathlib.Path
 ) -> None:
-  """Raises UserError for flags that change how the run was trained."""
-  from loopjax import config as config_lib
+  """Raises UserError for a model that cannot be trained, or scored like this.
 
-  there = (workdir / "config.json").exists()
-  of_run = config_lib.read_config(workdir).get("run", {}) if there else {}
+  Flags cannot change how a run that is scored was trained.
+  """
+  from loopjax import config as config_lib
+  from loopjax.run import zoo
+
+  if mode != "eval":
+    zoo.refuse(
+      workdir,
+      f"`loopjax score {workdir}` scores it,"
+      f" --config.run.init_from={workdir} trains it further",
+    )
+    return
+  folder = zoo.located(workdir)
+  there = (folder / "config.json").exists()
+  of_run = config_lib.read_config(folder).get("run", {}) if there else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:

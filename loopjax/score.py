@@ -1,12 +1,14 @@
-"""Scores a trained model on its test split.
+"""Scores a trained model on the test split of its task.
 
   loopjax score RUN
 
-RUN is a work directory, whose config.json has the settings, or zoo:NAME.
---config.section.key=value changes a setting: --config.eval.num_loops=24 runs 24
-loops, --config.eval.split=validation scores the other split. The scores are
-printed, and written to RUN/evaluation. zoo:NAME takes the flags of `loopjax zoo
-score`, --limit and --num_loops, and writes nothing.
+RUN is a work directory, whose config.json has the settings, zoo:NAME, or a
+folder of the Hub, which is imported to runs/NAME.
+--config.section.key=value changes a setting: --config.task.test_csv=mine.csv
+(puzzles) and --config.task.test_files=mine.txt (text) score your own file,
+--config.eval.num_loops=24 runs 24 loops, --config.eval.split=validation scores
+the other split. The scores are printed, and written to RUN/evaluation; for
+zoo:NAME to runs/NAME/evaluation.
 
 --config=FILE[:preset] names a run by the config that it was trained with,
 instead of RUN; --workdir=DIR if it is not in the default place.
@@ -14,40 +16,46 @@ instead of RUN; --workdir=DIR if it is not in the default place.
 Exit status: 0 completed, 1 failed, 2 a mistake by the user.
 """
 
-import sys
 from collections.abc import Sequence
 
 from loopjax import main as main_lib
 from loopjax.commands import command_line
 from loopjax.errors import UserError, leave, one_line_errors
-from loopjax.run import processes, zoo
+from loopjax.run import processes
 
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
   made = command_line.ConfigParser("loopjax score", __doc__ or "")
   made.add_argument(
-    "run", nargs="?", metavar="RUN", help="a work directory, or zoo:NAME"
+    "run",
+    nargs="?",
+    metavar="RUN",
+    help="a work directory, zoo:NAME or a folder of the Hub",
+  )
+  made.add_argument(
+    "--limit",
+    type=int,
+    default=0,
+    help="number of examples, rounded up to whole batches; 0 for all [0]",
   )
   processes.add_flags(made)
+  made.importer = main_lib.imported
   made.set_defaults(mode="eval", list=False, extend=False, seeds=None)
   return made
 
 
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
-  """Scores a run, or a model of the zoo; returns the exit status."""
-  words = list(sys.argv[1:] if argv is None else argv)
-  for word in words:
-    if word.startswith(zoo.PREFIX):
-      from loopjax.zoo import __main__ as of_zoo
-
-      words.remove(word)
-      name = word.removeprefix(zoo.PREFIX)
-      return of_zoo.main(["score", name, *words])
-  options = parser().parse_config(words)
+  """Scores a trained model; returns the exit status."""
+  options = parser().parse_config(argv)
   if options.config is None:
-    raise UserError("RUN is missing; expected a work directory or zoo:NAME")
+    raise UserError(
+      "RUN is missing; expected a work directory, zoo:NAME or a folder of the"
+      " Hub"
+    )
+  if options.limit < 0:
+    raise UserError(f"--limit={options.limit} must be at least 0")
   return main_lib.start(options)
 
 

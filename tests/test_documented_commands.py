@@ -61,9 +61,13 @@ def start(module, arguments, directory):
     if any("import=" in argument for argument in arguments):
       made = config_lib.make("recurrent", "text")
       config_lib.override(made, {"model.update": "gate"})
+    if any(".task.test_files=" in argument for argument in arguments):
+      made = config_lib.make("looped", "text")
     own = mock.patch("loopjax.config.config_of_run", return_value=made)
     several = any(argument.startswith("--seeds=") for argument in arguments)
     work = _BEGINS[module] + ("_seeds" if several else "")
+    if "--mode=eval" in arguments:
+      work = "loopjax.train.score.score_model"
     begin = mock.patch(work, side_effect=Begun)
     with own, begin, pytest.raises(Begun):
       command(program(module).main, *arguments, directory=directory)

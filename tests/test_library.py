@@ -1,8 +1,8 @@
 """loopjax from Python, as in docs/library.md."""
 
+import dataclasses
 import functools
 import json
-import pathlib
 import re
 import textwrap
 
@@ -16,6 +16,7 @@ from flax import nnx
 from tests_support import ROOT, refused
 
 import loopjax
+from loopjax import config as config_lib
 from loopjax import library
 from loopjax.errors import UserError
 from loopjax.generate import __main__ as generate
@@ -172,7 +173,7 @@ def test_it_is_trained_saved_and_read_by_commands(
 def test_models_of_the_zoo_and_their_task():
   """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")
-  expected = trained.read(pathlib.Path("zoo:sudoku_6x6"))
+  expected = trained.read("zoo:sudoku_6x6")
   data = loopjax.datasets("sudoku", batch_size=4, box_rows=2, box_cols=3)
   batch = data["test"][0]
   logits = found.logits(batch["inputs"], num_loops=12)
@@ -334,6 +335,23 @@ def test_models_of_the_pages_can_be_built():
       "pass the names of the traces to record: hidden",
     ),
     (
+      lambda m: m.module()(np.ones((1, 4), int), trace=("h",)),
+      "trace 'h' is not recorded; the model's loops record hidden",
+    ),
+    (
+      lambda m: config_lib.check_loops(
+        m.about.settings._replace(
+          family=dataclasses.replace(
+            m.about.settings.family,
+            costs=lambda *_: {"flops_per_example": [1.0]},
+          )
+        ),
+        2,
+        "model.num_loops=2",
+      ),
+      "model.name='looped': the length of flops_per_example is 1; expected 2",
+    ),
+    (
       lambda m: m.logits(np.ones(4)),
       "dtype float.* are invalid: expected",
     ),
@@ -457,6 +475,14 @@ def test_models_of_the_pages_can_be_built():
     ),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
     (lambda m: loopjax.build("looped", widht=3), "model.width"),
+    (
+      lambda m: loopjax.build("looped", lr=3),
+      "'model.lr'; did you mean optim.learning_rate, ",
+    ),
+    (
+      lambda m: loopjax.build("looped", batch_size=3),
+      "did you mean eval.batch_size, run.batch_size",
+    ),
     (lambda m: loopjax.load("zoo:nothing"), "no such model"),
     (lambda m: loopjax.load("nowhere"), "nowhere contains no run"),
     (lambda m: loopjax.save(m, "zoo:sudoku_6x6"), "is a trained model"),

@@ -35,7 +35,7 @@ class ConfigParser(Parser):
       prog: how the command is called.
       doc: what it does.
     """
-    # (options, the path that import=PATH names) -> the run that it stands for.
+    # (options, a run or the path of import=PATH) -> the run it stands for.
     self.importer: Callable[[Any, str], str] = lambda _, where: where
     super().__init__(
       prog=prog,
@@ -77,7 +77,7 @@ class ConfigParser(Parser):
       for flag in ("config", "workdir"):
         if getattr(options, flag) is not None:
           raise UserError(f"--{flag} has no effect with {run}")
-      options.workdir = run
+      options.workdir = self.importer(options, run)
     options.config_name, options.overrides = "", {}
     of_run = options.workdir and getattr(options, "mode", "") == "eval"
     if options.config is not None or of_run:

@@ -173,14 +173,23 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   if key in known:
     return
   section = f"{key.partition('.')[0]}."
-  near = difflib.get_close_matches(key, known, n=3)
+  word = key.rpartition(".")[2]
+  same = [name for name in known if word in _short_names(name)]
+  near = [*same, *difflib.get_close_matches(key, known, n=3)]
   if near:
-    raise UserError(f"unknown setting {key!r}; did you mean {', '.join(near)}?")
+    found = ", ".join(list(dict.fromkeys(near))[:3])
+    raise UserError(f"unknown setting {key!r}; did you mean {found}?")
   names = [name for name in known if name.startswith(section)]
   names = names or sorted({name.partition(".")[0] for name in known})
   raise UserError(
     f"unknown setting {key!r}; expected one of {', '.join(names)}"
   )
+
+
+def _short_names(name: str) -> tuple[str, str]:
+  """("learning_rate", "lr") of "optim.learning_rate"."""
+  last = name.rpartition(".")[2]
+  return last, "".join(word[:1] for word in last.split("_"))
 
 
 def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:

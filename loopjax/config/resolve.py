@@ -313,9 +313,15 @@ def check_loops(settings: Settings, num_loops: int, label: str) -> None:
       f"{label}: {num_loops} loops exceed the maximum of {MAX_LOOPS:,}"
     )
   try:
-    settings.family.costs(settings.model, settings.spec, num_loops)
+    costs = settings.family.costs(settings.model, settings.spec, num_loops)
   except UserError as error:
     raise UserError(f"{label}: {error}", error.moot) from error
+  found = len(costs.get("flops_per_example", ()))
+  if found != num_loops:
+    raise UserError(
+      f"{label}: costs of model.name={settings.model_name!r}: the length of"
+      f" flops_per_example is {found}; expected {num_loops}, a number per loop"
+    )
 
 
 def of_run(workdir: pathlib.Path, label: str) -> Settings:

@@ -187,6 +187,11 @@ class Settings(NamedTuple):
     return self.eval.num_loops or self.model.num_loops
 
   @property
+  def reads_whole_rows(self) -> bool:
+    """Whether the model reads rows of one length only."""
+    return self.family.reading is None or self.spec.num_answer_tokens > 0
+
+  @property
   def training_flops(self) -> float:
     """FLOPs of the whole run."""
     costs = self.family.costs(self.model, self.spec, self.model.num_loops)

@@ -1,11 +1,10 @@
 """The flags shared by commands that generate texts from prompts."""
 
-import argparse
 import dataclasses
 from typing import Any, NamedTuple
 
 from loopjax import checks
-from loopjax.errors import UserError
+from loopjax.errors import Parser, UserError
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.source import ModelFlags
 
@@ -25,8 +24,9 @@ class TextFlags(NamedTuple):
   prompt_tokens: int
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Parser) -> None:
   """Adds the flags of `TextFlags`, including those of `Sampling`."""
+  parser.meant["--num_tokens"] = "--max_new_tokens"  # As in Python.
   parser.add_argument(
     "--max_new_tokens",
     type=int,

@@ -1,4 +1,4 @@
-"""Models that `import=` names: folders of the Hub and files become runs."""
+"""Models of the Hub that a command names: folders and files become runs."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from loopjax.run import workdir as workdir_lib
 
 
 def run_of(where: str, *, alone: bool = True) -> str:
-  """The run of import=PATH: a folder of the Hub or a GGUF file is imported.
+  """The run of PATH: a folder of the Hub or a GGUF file is imported.
 
   Once, to runs/NAME.
 
@@ -28,13 +28,13 @@ def run_of(where: str, *, alone: bool = True) -> str:
     origin = workdir_lib.read_summary(workdir).get("imported", "")
     if pathlib.Path(origin).resolve() != path.resolve():
       raise UserError(
-        f"import={where}: {workdir} contains another model; import it"
+        f"{where}: {workdir} contains another model; import it"
         f" elsewhere: python -m loopjax.hub import {where} WORKDIR"
       )
     return str(workdir)
   if not alone:
     raise UserError(
-      f"import={where}: import it before processes start: python -m loopjax.hub"
+      f"{where}: import it before processes start: python -m loopjax.hub"
       f" import {where} {workdir}"
     )
   convert.import_folder(path, workdir)

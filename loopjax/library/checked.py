@@ -1,6 +1,7 @@
 """Numbers, token ids and batches that a Python program passes, checked."""
 
 import numbers
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,18 @@ def integer(name: str, value: Any, low: int) -> int:
   return int(value)
 
 
+def setting(name: str, value: Any) -> Any:
+  """A setting's value as a config has it: paths are text, joined by commas."""
+  is_list = isinstance(value, list | tuple) and name.endswith("_files")
+  paths = [str(x) for x in value] if is_list else []
+  if isinstance(value, os.PathLike):
+    paths = [str(value)]
+  for path in paths:
+    if "," in path and name.endswith("_files"):
+      raise UserError(f"{name}: {path!r} has a comma, which separates files")
+  return ",".join(paths) if paths else value
+
+
 def loops(settings: config_lib.Settings, given: Any, default: int) -> int:
   """The number of loops to run; raises UserError unless the model can."""
   number = integer("num_loops", default if given is None else given, 1)
@@ -36,8 +49,7 @@ def ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
   """Token ids [B, T]; raises UserError if the model lacks them."""
   found = _integers(name, given)
   spec = settings.spec
-  is_whole = settings.family.reading is None or spec.num_answer_tokens > 0
-  if is_whole and found.shape[1] != spec.sequence_length:
+  if settings.reads_whole_rows and found.shape[1] != spec.sequence_length:
     raise UserError(
       f"{name}: {settings.model_name!r} expects rows of {spec.sequence_length}"
       f" tokens, not {found.shape[1]}"

@@ -11,10 +11,12 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import sharding
+from loopjax import sharding, train
 from loopjax.errors import UserError
 from loopjax.library import checked
+from loopjax.sections import flatten
 from loopjax.train import evaluate as evaluate_lib
+from loopjax.train import score
 from loopjax.types import Dataset
 
 
@@ -43,22 +45,79 @@ class Split(grain.MapDataset):
 
 
 def evaluate(
-  model: Any, dataset: Any, num_loops: int | None
+  model: Any,
+  dataset: str | grain.MapDataset,
+  *,
+  num_loops: int | None = None,
+  **settings: Any,
 ) -> dict[str, float]:
-  """`Model.evaluate`."""
-  settings = model.about.settings
-  loops = checked.loops(settings, num_loops, settings.eval_loops)
-  if not isinstance(dataset, grain.MapDataset) or "valid" not in dataset[0]:
+  """The task's scores on a split, by the evaluation of `loopjax.main`.
+
+  Args:
+    dataset: "validation" or "test", the model's own; or such a split of
+      `loopjax.datasets`, or a slice of it.
+    num_loops: number of loops; as in evaluation if None.
+    settings: of the task, with which a split of the model's own is made, such
+      as `test_csv="mine.csv"`.
+
+  Returns:
+    For each score its mean, "SCORE/standard_error", and both by group
+    ("exact_match/rating=3-9"); "count", the number of examples. Splits within
+    the dataset are scored apart: "SPLIT/SCORE".
+
+  Raises:
+    UserError: the dataset is not an evaluation split of the model's task, or
+      the model does not support these settings or this number of loops.
+  """
+  here, whole = model.about.settings, ""
+  loops = checked.loops(here, num_loops, here.eval_loops)
+  if isinstance(dataset, str) and dataset in ("validation", "test"):
+    program = _program(_of_task(here, settings), loops, here.eval.batch_size)
+    found = train.make_datasets(program.settings, program.mesh, [dataset])
+    evaluator, whole = evaluate_lib.make_evaluator(program, found), dataset
+  elif not isinstance(dataset, grain.MapDataset) or "valid" not in dataset[0]:
     raise UserError(
-      "evaluate expects an evaluation split: loopjax.datasets(...)"
-      "['validation'] or ['test']"
+      "evaluate expects an evaluation split: 'validation', 'test' or"
+      " loopjax.datasets(...)['test']"
     )
-  scores = _evaluator(model.about, loops, dataset)(model.params, "")
+  elif settings:
+    raise UserError(
+      f"evaluate: {', '.join(settings)} beside a dataset; pass 'test'"
+    )
+  else:
+    evaluator = _evaluator(model.about, loops, dataset)
   return {
-    f"{split}/{name}" if split else name: value
-    for split, values in scores.items()
+    name if split == whole else f"{split}/{name}": value
+    for split, values in evaluator(model.params, whole).items()
     for name, value in values.items()
   }
+
+
+def _of_task(
+  settings: config_lib.Settings, changes: Mapping[str, Any]
+) -> config_lib.Settings:
+  """Settings with other ones of the task; UserError if the model has not."""
+  plain: Any = settings.plain
+  config = config_lib.make(plain["model"]["name"], plain["task"]["name"])
+  config_lib.override(config, flatten(plain))
+  named = {f"task.{k}": checked.setting(k, x) for k, x in changes.items()}
+  config_lib.set_by_user(config, named)
+  found = config_lib.resolve(config)
+  score.check_tokens(plain["task"], found)
+  return found
+
+
+def _program(
+  settings: config_lib.Settings, num_loops: int, batch_size: int
+) -> program_lib.Program:
+  """The program of evaluations, on one device."""
+  options = dataclasses.replace(
+    settings.eval, batch_size=batch_size, num_loops=num_loops
+  )
+  return program_lib.make_program(
+    settings._replace(eval=options, mesh=sharding.Config()),
+    devices=jax.local_devices()[:1],
+  )
 
 
 @functools.lru_cache(maxsize=2)  # An evaluator keeps what it has compiled.
@@ -66,18 +125,11 @@ def _evaluator(
   about: Any, num_loops: int, dataset: grain.MapDataset
 ) -> evaluate_lib.Evaluator:
   """The trainer's evaluator of a dataset, whose split is ""."""
-  settings: config_lib.Settings = about.settings
   batch = dataset[0]
   size = len(batch["inputs"])
-  _check_batch(settings, batch, size)
-  options = dataclasses.replace(
-    settings.eval, batch_size=size, num_loops=num_loops
-  )
-  program = program_lib.make_program(
-    settings._replace(eval=options, mesh=sharding.Config()),
-    devices=jax.local_devices()[:1],
-  )
+  _check_batch(about.settings, batch, size)
   whole = Dataset(dataset, _groups(dataset), {})
+  program = _program(about.settings, num_loops, size)
   return evaluate_lib.make_evaluator(program, {"": whole})
 
 

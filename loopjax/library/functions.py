@@ -1,6 +1,5 @@
 """Models and data: load, build, save, datasets; and the loss of a batch."""
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -193,19 +192,7 @@ def _config(
     name.replace("__", ".") if "__" in name else f"model.{name}": value
     for name, value in settings.items()
   }
-  named = {name: _plain(name, value) for name, value in named.items()}
+  named = {name: checked.setting(name, value) for name, value in named.items()}
   config_lib.override(config, {"optim.warmup_steps": 0, "eval.depth_factor": 0})
   config_lib.set_by_user(config, named)
   return config
-
-
-def _plain(name: str, value: Any) -> Any:
-  """A setting's value as a config has it: paths are text, joined by commas."""
-  is_list = isinstance(value, list | tuple) and name.endswith("_files")
-  paths = [str(x) for x in value] if is_list else []
-  if isinstance(value, os.PathLike):
-    paths = [str(value)]
-  for path in paths:
-    if "," in path and name.endswith("_files"):
-      raise UserError(f"{name}: {path!r} has a comma, which separates files")
-  return ",".join(paths) if paths else value

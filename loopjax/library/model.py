@@ -4,17 +4,14 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
-from loopjax.generate.sampling import Sampling
 from loopjax.library import checked, evaluation, text, training
 from loopjax.sections import flatten
 from loopjax.types import Array, TaskSpec
@@ -144,113 +141,9 @@ class Model:
       )
     return self._run(tokens, num_loops, documents, names)[1]
 
-  def generate(
-    self,
-    prompt: str | Sequence[str],
-    *,
-    num_tokens: int | None = None,
-    num_loops: int | None = None,
-    temperature: float = 1.0,
-    seed: int = 0,
-    stop: str | Sequence[str] = (),
-    bos: str | None = None,
-  ) -> Any:
-    """Returns a language model's continuation of a prompt.
-
-    Args:
-      prompt: the text to continue; or several, for a list of continuations,
-        each the same as alone (up to the rounding of a batch).
-      num_tokens: maximum number of tokens to generate; 256, or as many as fit
-        into the model's sequence length after the prompt, if None.
-      num_loops: number of loops per token; as in evaluation if None.
-      temperature: divides the logits; 0 for greedy decoding.
-      seed: seed of the random numbers; of the first of several prompts, whose
-        seeds are counted up.
-      stop: one string or several; the text ends before any of them.
-      bos: the token at the beginning of the prompt: one of the tokenizer,
-        "none" for nothing, of a model that was trained without one, or None for
-        the token of the task.
-
-    Raises:
-      UserError: the model is not a language model, a number is out of range, or
-        the prompt or `num_tokens` does not fit into the sequence length.
-    """
-    sampling = Sampling(temperature=temperature, seed=seed)
-    several = isinstance(prompt, list | tuple)
-    prompts: Any = prompt if several else [prompt]
-    texts = text.generate(
-      self,
-      prompts,
-      num_tokens,
-      num_loops,
-      sampling,
-      stop,
-      bos,
-    )
-    return texts if several else texts[0]
-
-  def evaluate(
-    self, dataset: Any, *, num_loops: int | None = None
-  ) -> dict[str, float]:
-    """The task's scores on a split, by the evaluation of `loopjax.main`.
-
-    Args:
-      dataset: `loopjax.datasets(...)["validation"]` or `["test"]` of the
-        model's task, or a slice of it.
-      num_loops: number of loops; as in evaluation if None.
-
-    Returns:
-      For each score its mean, "SCORE/standard_error", and both by group
-      ("exact_match/rating=3-9"); "count", the number of examples. Splits within
-      the dataset are scored apart: "SPLIT/SCORE".
-
-    Raises:
-      UserError: the dataset is not an evaluation split of the model's task, or
-        the model does not support this number of loops.
-    """
-    return evaluation.evaluate(self, dataset, num_loops)
-
-  def fit(
-    self,
-    data: Iterable[checked.Batch],
-    *,
-    steps: int,
-    tx: optax.GradientTransformation | None = None,
-    loss: training.Loss | None = None,
-    seed: int = 0,
-    every: int = 100,
-    on_log: Callable[[int, dict[str, float], "Model"], Any] | None = None,
-    quiet: bool = False,
-  ) -> "Model":
-    """The model, trained on batches by the train step of `loopjax.main`.
-
-    A step is compiled once for the same settings, `loss`, `tx` and shapes; pass
-    the same objects again to use it again. The default optimizer also depends
-    on `steps`.
-
-    Args:
-      data: batches, such as `datasets(...)["train"]` or any iterator; each is
-        (inputs, targets), i32 [B, T], or a task's dict, which may have
-        "weights", f32 [B, T], and in text "documents", i32 [B, T].
-      steps: number of optimizer steps.
-      tx: the optimizer; from the model's settings if None.
-      loss: the objective (module, batch, key, step, None) -> (loss, metrics), a
-        scalar and a dict, which may be empty; the family's if None.
-      seed: seed of the objective's random numbers.
-      every: number of steps between calls of `on_log`.
-      on_log: called with the number of steps, the mean of each training metric
-        since the last call, and the model; training stops if it returns True.
-      quiet: whether to print no progress to standard error.
-
-    Returns:
-      The trained model.
-
-    Raises:
-      UserError: the data end before the steps do, a batch is not what the model
-        reads or of another shape than the first, the objective needs a teacher
-        or is not of this form, or the loss is not finite.
-    """
-    return training.fit(self, data, steps, tx, loss, seed, every, on_log, quiet)
+  generate = text.generate
+  evaluate = evaluation.evaluate
+  fit = training.fit
 
   def _run(
     self,

@@ -23,14 +23,38 @@ _SLOTS = 8  # Texts that are generated at once.
 
 def generate(
   model: Any,
-  prompts: Sequence[str],
-  num_tokens: int | None,
-  num_loops: int | None,
-  sampling: Sampling,
-  stop: str | Sequence[str],
-  bos: str | None,
-) -> list[str]:
-  """`Model.generate` for several prompts; seeds are counted up."""
+  prompt: str | Sequence[str],
+  *,
+  num_tokens: int | None = None,
+  num_loops: int | None = None,
+  temperature: float = 1.0,
+  seed: int = 0,
+  stop: str | Sequence[str] = (),
+  bos: str | None = None,
+) -> Any:
+  """Returns a language model's continuation of a prompt.
+
+  Args:
+    prompt: the text to continue; or several, for a list of continuations,
+      each the same as alone (up to the rounding of a batch).
+    num_tokens: maximum number of tokens to generate; 256, or as many as fit
+      into the model's sequence length after the prompt, if None.
+    num_loops: number of loops per token; as in evaluation if None.
+    temperature: divides the logits; 0 for greedy decoding.
+    seed: seed of the random numbers; of the first of several prompts, whose
+      seeds are counted up.
+    stop: one string or several; the text ends before any of them.
+    bos: the token at the beginning of the prompt: one of the tokenizer,
+      "none" for nothing, of a model that was trained without one, or None for
+      the token of the task.
+
+  Raises:
+    UserError: the model is not a language model, a number is out of range, or
+      the prompt or `num_tokens` does not fit into the sequence length.
+  """
+  sampling = Sampling(temperature=temperature, seed=seed)
+  several = isinstance(prompt, list | tuple)
+  prompts: Any = prompt if several else [prompt]
   stops = (stop,) if isinstance(stop, str) else tuple(stop)
   for name, values in (("prompt", prompts), ("stop", stops)):
     for value in values:
@@ -60,7 +84,8 @@ def generate(
   except KeyboardInterrupt:
     _generator.cache_clear()  # Its engine is in the middle of these texts.
     raise
-  return [one.text for one in found]
+  texts = [one.text for one in found]
+  return texts if several else texts[0]
 
 
 @functools.lru_cache(maxsize=2)  # An engine keeps what it has compiled.

@@ -6,7 +6,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,21 +26,50 @@ from loopjax.types import Array, Carried, Metrics
 
 # (module, batch, key, step, None) -> (loss, metrics), see `protocols.Loss`.
 Loss = Callable[..., tuple[Array, Metrics]]
+_Model = TypeVar("_Model", bound=Any)  # `library.model.Model`.
 _SECONDS = 10  # Between lines of progress.
 
 
 def fit(
-  model: Any,
+  model: _Model,
   data: Iterable[checked.Batch],
+  *,
   steps: int,
-  tx: optax.GradientTransformation | None,
-  loss: Loss | None,
-  seed: int,
-  every: int,
-  on_log: Callable[[int, dict[str, float], Any], Any] | None,
-  quiet: bool,
-) -> Any:
-  """`Model.fit`."""
+  tx: optax.GradientTransformation | None = None,
+  loss: Loss | None = None,
+  seed: int = 0,
+  every: int = 100,
+  on_log: Callable[[int, dict[str, float], Any], Any] | None = None,
+  quiet: bool = False,
+) -> _Model:
+  """The model, trained on batches by the train step of `loopjax.main`.
+
+  A step is compiled once for the same settings, `loss`, `tx` and shapes; pass
+  the same objects again to use it again. The default optimizer also depends
+  on `steps`.
+
+  Args:
+    data: batches, such as `datasets(...)["train"]` or any iterator; each is
+      (inputs, targets), i32 [B, T], or a task's dict, which may have
+      "weights", f32 [B, T], and in text "documents", i32 [B, T].
+    steps: number of optimizer steps.
+    tx: the optimizer; from the model's settings if None.
+    loss: the objective (module, batch, key, step, None) -> (loss, metrics), a
+      scalar and a dict, which may be empty; the family's if None.
+    seed: seed of the objective's random numbers.
+    every: number of steps between calls of `on_log`.
+    on_log: called with the number of steps, the mean of each training metric
+      since the last call, and the model; training stops if it returns True.
+    quiet: whether to print no progress to standard error.
+
+  Returns:
+    The trained model.
+
+  Raises:
+    UserError: the data end before the steps do, a batch is not what the model
+      reads or of another shape than the first, the objective needs a teacher
+      or is not of this form, or the loss is not finite.
+  """
   steps = checked.integer("steps", steps, 1)
   every = checked.integer("every", every, 1)
   seed = checked.integer("seed", seed, 0)

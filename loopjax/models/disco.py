@@ -6,7 +6,7 @@ distribution over tokens, and the mean embedding under it is added to the state.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ class Config(causal.Config):
       checks.without_effect("model", self, "gate_value", *decoding)
 
 
-GATES: Mapping[str, Callable[[Config, Precision], Any]] = {
+GATES: dict[str, Callable[[Config, Precision], Any]] = {
   "fixed": lambda config, _: channel.FixedGate(config.gate_value),
   "learned": lambda config, precision: channel.LearnedGate(
     config.width, precision=precision

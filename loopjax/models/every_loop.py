@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from loopjax import checks
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear
 from loopjax.types import PRECISIONS, Array
@@ -55,7 +56,7 @@ def record(
     hidden = (read_out or model.readout_input)(after)
     logits = linear.token_logits(hidden, model.readout_table(), padding)
     traces |= linear.prediction_and_confidence(logits)
-  found = {name: traces[name] for name in names}
+  found = checks.recorded(traces, names)
   if targets is not None:
     assert before is not None
     found |= measured(model, before, after, hidden, targets)

@@ -161,7 +161,7 @@ def run(
       "loops_run": jnp.full(len(inputs), steps_run, jnp.float32),
     },
     loops={"halted": jnp.mean(halts.astype(jnp.float32), axis=1)},
-    trace={name: records[name] for name in trace},
+    trace=checks.recorded(records, trace),
   )
 
 

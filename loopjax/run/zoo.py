@@ -2,7 +2,7 @@
 
 Each is a folder of `loopjax/zoo` with config.json and summary.json as in a work
 directory, `params.safetensors` instead of checkpoints, and a model card,
-README.md. `loopjax.zoo` writes and scores them.
+README.md. `loopjax.zoo` writes them.
 """
 
 import pathlib

@@ -39,7 +39,7 @@ class TrainedModel(NamedTuple):
 
 
 def read(
-  workdir: pathlib.Path,
+  workdir: pathlib.Path | str,
   checkpoint: int | None = None,
   *,
   kernels: bool = False,
@@ -48,7 +48,7 @@ def read(
   """Loads the model of a run, finished or in progress.
 
   Args:
-    workdir: the run's work directory.
+    workdir: the run's work directory, or zoo:NAME.
     checkpoint: step of the checkpoint; None for the newest intact one.
     kernels: whether the model is to generate, see `for_generation`,
       and uses loop.kernels if the device supports them; otherwise it uses XLA,
@@ -60,7 +60,7 @@ def read(
     UserError: the run or the checkpoint does not exist, or the checkpoint is
       damaged or from an incompatible version.
   """
-  label = str(workdir)
+  label, workdir = str(workdir), pathlib.Path(workdir)
   device = jax.local_devices()[0]
   settings = config_lib.of_run(workdir, label)._replace(mesh=sharding.Config())
   here = program_lib.have_kernels(device, settings.loop.kernels)

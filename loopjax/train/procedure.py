@@ -76,14 +76,13 @@ def run(
   finish: scoring.Finish = scoring.nothing,
   extend: bool = False,
 ) -> dict[str, Any]:
-  """Trains, evaluates or does both; returns the summary that it writes.
+  """Trains, and evaluates at the end; returns the summary that it writes.
 
   Args:
     config: from a config file.
     workdir: where all output of the run is written; an existing run there is
       resumed.
-    mode: "train", "eval" (any checkpoint, any number of loops) or
-      "train_and_eval".
+    mode: "train" or "train_and_eval".
     finish: called with the model when its final scores are there, for further
       scores and figures; `analysis.figures.finish` is what commands do.
     extend: whether a run found there may have had fewer steps, or another batch
@@ -166,18 +165,17 @@ def _run(
   label: str = "",
 ) -> calls_lib.Run[dict[str, Any]]:
   """A run that is not complete, as `calls` drives it; see `run`."""
-  if mode != "eval" and jax.process_index() == 0 and not label:
+  if jax.process_index() == 0 and not label:
     will_take = machine.prediction(
       settings.training_flops, settings.model.width
     )
     print(f"time: {will_take}", flush=True)
   # Recorded at the start: the checkout may change during the run.
   environment = provenance.environment()
-  teacher = None if mode == "eval" else teacher_lib.read(settings)
+  teacher = teacher_lib.read(settings)
   program = program_lib.make_program(settings, teacher=teacher)
-  splits = (settings.eval.split,) if mode == "eval" else SPLITS
-  datasets = make_datasets(settings, program.mesh, splits)
-  if mode != "eval" and (settings.run.keep_best or settings.run.stop_after):
+  datasets = make_datasets(settings, program.mesh)
+  if settings.run.keep_best or settings.run.stop_after:
     evaluate.check_metric(
       program, datasets["validation"], settings.run.best_metric
     )
@@ -193,13 +191,11 @@ def _run(
         ).items()
       )
     )
-    restored = None
-    if mode != "eval":
-      restored = restore.newest(
-        workdir,
-        lambda step: restore.state(workdir, step, program.abstract_state),
-        set_aside=True,
-      )
+    restored = restore.newest(
+      workdir,
+      lambda step: restore.state(workdir, step, program.abstract_state),
+      set_aside=True,
+    )
     checkpoints = checkpoint_lib.Checkpoints(
       workdir,
       keep=settings.run.keep_checkpoints,
@@ -210,23 +206,12 @@ def _run(
     context = train_loop.RunContext(
       program, datasets, checkpoints, evaluator, notice, workdir, calls
     )
-    if mode == "eval":
-      summary, directory = (
-        scoring.score_checkpoint(context, finish),
-        workdir / "evaluation",
-      )
-    else:
-      summary = yield from _train_and_evaluate(
-        context, restored, mode, finish, label
-      )
-      directory = workdir
+    summary = yield from _train_and_evaluate(
+      context, restored, mode, finish, label
+    )
     checkpoints.close()
     summary |= environment
-    if jax.process_index() == 0:
-      directory.mkdir(exist_ok=True)
-      workdir_lib.write_json(directory / "config.json", settings.plain)
-      workdir_lib.write_json(directory / "summary.json", summary)
-    processes.wait_for_all()  # Process 0 draws; others must wait.
+    scoring.write(workdir, settings, summary)
   return summary
 
 
@@ -237,10 +222,6 @@ def _admit(
   config_lib.check_config(workdir, settings.plain, mode, extend)
   if extend:
     _check_extension(settings, workdir)
-  if mode == "eval":
-    if not (workdir / "config.json").exists():
-      raise UserError(f"--workdir={workdir} contains no run to evaluate")
-    return None
   for name in ("checkpoint", "split"):
     if getattr(settings.eval, name) != getattr(settings_lib.Eval(), name):
       raise UserError(f"eval.{name} has no effect without --mode=eval")
@@ -383,7 +364,10 @@ def _train_and_evaluate(
   finally:
     writer.close()
   summary = scoring.run_facts(
-    context, context.program.scored_params(state), int(state.step), started
+    context.datasets.values(),
+    context.program.scored_params(state),
+    int(state.step),
+    started,
   )
   return {
     "status": outcome.status,

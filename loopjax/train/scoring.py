@@ -2,16 +2,16 @@
 
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
+from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.program import step
-from loopjax.run import metrics, preemption
+from loopjax.run import metrics, processes
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import integrity, restore
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
@@ -74,79 +74,41 @@ def final_scores(
   often = context.evaluator(params, "validation")
   for split, scores in (often | context.evaluator(params, "test")).items():
     writer.write(at, split, scores, once=split not in often)
-  extras = finish(
-    _scored(
-      context, params, teacher_params, "test", context.workdir / "figures"
-    )
+  scored = Scored(
+    context.program,
+    params,
+    teacher_params,
+    context.datasets["test"],
+    workdir_lib.read_metrics(context.workdir),
+    context.workdir / "figures",
   )
+  extras = finish(scored)
   for split, scores in extras.scores.items():
     writer.write(at, split, scores, once=True)
   writer.images(at, extras.files)
   return extras.failed
 
 
-def score_checkpoint(
-  context: train_loop.RunContext, finish: Finish
-) -> dict[str, Any]:
-  """Scores a checkpoint and draws figures; the run itself is unchanged."""
-  started, workdir = time.monotonic(), context.workdir
-  split = context.program.settings.eval.split
-  wanted, at = context.program.settings.eval.checkpoint, None
-  if wanted == "best":
-    at = restore.best(workdir, context.checkpoints.scores)
-  elif wanted != "newest":
-    at = int(wanted)
-  abstract = context.program.abstract_params
-  at, params = restore.chosen_params(
-    workdir, at, abstract, f"--workdir={workdir}"
-  )
-  values: dict[str, float] = {}
-  failed: list[str] = []
-  try:
-    for part, scores in context.evaluator(params, split).items():
-      values |= metrics.named(part, scores)
-    directory = context.workdir / "evaluation" / "figures"
-    extras = finish(_scored(context, params, {}, split, directory))
-    for part, scores in extras.scores.items():
-      values |= metrics.named(part, scores)
-    failed = extras.failed
-    status = "completed"
-  except preemption.Preempted:
-    status = "preempted"
-  return {
-    "status": status,
-    **({"figures_failed": failed} if failed else {}),
-    "metrics": values,
-    **run_facts(context, params, at, started),
-    "digest": integrity.digest(integrity.record(params)),
-  }
-
-
-def _scored(
-  context: train_loop.RunContext,
-  params: Any,
-  teacher_params: Any,
-  split: str,
+def write(
   directory: pathlib.Path,
-) -> Scored:
-  return Scored(
-    context.program,
-    params,
-    teacher_params,
-    context.datasets[split],
-    workdir_lib.read_metrics(context.workdir),
-    directory,
-  )
+  settings: config_lib.Settings,
+  summary: Mapping[str, Any],
+) -> None:
+  """Writes config.json and summary.json, by process 0."""
+  if jax.process_index() == 0:
+    directory.mkdir(exist_ok=True)
+    workdir_lib.write_json(directory / "config.json", settings.plain)
+    workdir_lib.write_json(directory / "summary.json", summary)
+  processes.wait_for_all()  # Process 0 draws; others must wait.
 
 
 def run_facts(
-  context: train_loop.RunContext, params: Any, at: int, started: float
+  datasets: Iterable[Dataset], params: Any, at: int, started: float
 ) -> dict[str, Any]:
   """The entries that training and evaluation share."""
-  facts = [dataset.facts for dataset in context.datasets.values()]
   return {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
     "steps": at,
     "wall_seconds": round(time.monotonic() - started, 2),
-    "data": {name: value for fact in facts for name, value in fact.items()},
+    "data": {k: v for one in datasets for k, v in one.facts.items()},
   }

@@ -1,4 +1,4 @@
-"""Trained models of the package: writes, lists and scores them.
+"""Trained models of the package: writes and lists them.
 
 Commands take `zoo:NAME` where they read a run; `loopjax.run.zoo` finds it.
 """

@@ -1,17 +1,17 @@
-"""Command line: `python -m loopjax.zoo list|score|export`."""
+"""Command line: `python -m loopjax.zoo list|export`."""
 
 import pathlib
 
 from loopjax.commands import document
-from loopjax.errors import Parser, UserError, leave, one_line_errors
-from loopjax.run import user_cache, zoo
+from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 from loopjax.zoo.entries import COMMANDS
 
 
 @one_line_errors
 def main(argv: list[str] | None = None) -> int:
-  """Lists, scores or makes entries; returns the exit status."""
+  """Lists or makes entries; returns the exit status."""
   parser = Parser(
     prog="python -m loopjax.zoo",
     description=(
@@ -21,14 +21,6 @@ def main(argv: list[str] | None = None) -> int:
   )
   commands = parser.add_subparsers(dest="command", required=True)
   commands.add_parser("list", help="list the models")
-  scores = commands.add_parser("score", help="score a model on its test split")
-  scores.add_argument("name", metavar="NAME")
-  scores.add_argument(
-    "--limit", type=int, default=512, help="number of examples; 0 for all [512]"
-  )
-  scores.add_argument(
-    "--num_loops", type=int, help="number of loops [as in evaluation]"
-  )
   exports = commands.add_parser("export", help="make a zoo entry from a run")
   exports.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   exports.add_argument("name", metavar="NAME")
@@ -48,15 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
   from loopjax.zoo import entries  # Compiles: not needed to list.
 
-  if command == "export":
-    print(entries.export(**options))
-    return 0
-  if options["limit"] < 0:
-    raise UserError(f"--limit={options['limit']} must be at least 0")
-  user_cache.keep_compiled()
-  found = entries.score(options["name"], options["limit"], options["num_loops"])
-  for key, value in found.items():
-    print(f"{key} {value:.6g}")
+  print(entries.export(**options))
   return 0
 
 

@@ -1,24 +1,18 @@
-"""What an entry of the zoo consists of, and its score on a sample."""
+"""What an entry of the zoo consists of."""
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from loopjax import config as config_lib
-from loopjax import program as program_lib
-from loopjax import train
 from loopjax.commands import document
 from loopjax.commands.document import Cell
 from loopjax.errors import UserError, writing
-from loopjax.run import metrics, zoo
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 from loopjax.saved import trained
-from loopjax.train import evaluate
 
 DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MAX_BYTES = 1_000_000  # Of the parameters of an entry.
@@ -83,35 +77,6 @@ def export(
   return folder
 
 
-def score(
-  name: str, num_examples: int, num_loops: int | None = None
-) -> dict[str, float]:
-  """Scores of an entry on the first examples of its test split; 0 for all.
-
-  By default with the loops of its evaluation.
-
-  Raises:
-    UserError: there is no such entry, its data are not there, or its model
-      cannot run this many loops.
-  """
-  run = trained.read(pathlib.Path(f"{zoo.PREFIX}{name}"))
-  settings = run.settings
-  if num_loops is not None:
-    if num_loops < 1:
-      raise UserError(f"--num_loops={num_loops} must be at least 1")
-    config_lib.check_loops(settings, num_loops, f"--num_loops={num_loops}")
-    evaluation = dataclasses.replace(settings.eval, num_loops=num_loops)
-    settings = settings._replace(eval=evaluation)
-  program = program_lib.make_program(settings, jax.local_devices()[:1])
-  datasets = train.make_datasets(settings, program.mesh, ["test"])
-  evaluator = evaluate.make_evaluator(program, datasets)
-  return {
-    key: value
-    for split, scores in evaluator(run.params, "test", num_examples).items()
-    for key, value in metrics.named(split, scores).items()
-  }
-
-
 _ERROR = "/standard_error"
 # What can be done with a model, by its task; all have scores.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -156,7 +121,7 @@ def card(
   blocks: list[document.Block] = [
     document.Heading(1, f"zoo:{name}"),
     document.Paragraph(about),
-    document.Code(commands or f"loopjax zoo score {name}"),
+    document.Code(commands or f"loopjax score zoo:{name}"),
     document.Bullets(
       [
         f"parameters: {summary['parameters']:,}, stored as {summary['dtype']}",

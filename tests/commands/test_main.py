@@ -18,6 +18,7 @@ from loopjax.analysis import figures
 from loopjax.errors import UserError
 from loopjax.run import machine
 from loopjax.run import workdir as workdir_lib
+from loopjax.train import score as score_lib
 from loopjax.watch import runs as watch_runs
 
 
@@ -160,11 +161,11 @@ def test_a_run_is_scored_with_its_own_config(
   """Without --config, by both commands; changes of the command line count."""
   asked = []
 
-  def run(config, workdir, mode, *_):
-    asked.append((workdir.as_posix(), mode, config.model.width, config.eval))
+  def scored(config, workdir, finish, limit):
+    asked.append((workdir.as_posix(), config.model.width, config.eval, limit))
     return {"status": "diverged"}
 
-  monkeypatch.setattr(train, "run", run)
+  monkeypatch.setattr(score_lib, "score_model", scored)
   scoring = functools.partial(command, score.main, directory=tmp_path)
   config = config_lib.make("utm", "sudoku")
   config.model.width, config.eval.num_loops = 96, 7
@@ -174,18 +175,21 @@ def test_a_run_is_scored_with_its_own_config(
   loops = "--config.eval.num_loops=24"
   assert scoring("there") == scoring("there", loops) == 3
   assert main("--workdir=there", "--mode=eval", loops) == 3
-  assert {one[:3] for one in asked} == {("there", "eval", 96)}
-  assert [one[3].num_loops for one in asked] == [7, 24, 24]
+  assert {one[:2] for one in asked} == {("there", 96)}
+  assert [one[2].num_loops for one in asked] == [7, 24, 24]
   assert scoring(BARE) == 3 and asked[-1][0] == "runs/sudoku_utm"
+  assert scoring("zoo:depo", "--limit=5") == 3
+  assert asked[-1][0] == "zoo:depo" and asked[-1][3] == 5
   capsys.readouterr()
   for arguments, said in (
-    ([], "RUN is missing; expected a work directory or zoo:NAME"),
+    ([], "RUN is missing; expected a work directory, zoo:NAME or"),
     (["elsewhere"], "elsewhere contains no run: no such directory"),
     (["there", BARE], "--config has no effect with there"),
     (["there", "--workdir=a"], "--workdir has no effect with there"),
     (["there", "--config.eval.loops=2"], "unknown setting 'eval.loops'; did "),
     (["zoo:nope"], "zoo:nope: no such model; expected one of "),
-    (["zoo:depo", "--num_loops=0"], "--num_loops=0 must be at least 1"),
+    (["zoo:depo", "--limit=-1"], "--limit=-1 must be at least 0"),
+    (["zoo:depo", "--config.run.seed=5"], "--config.run.seed=5 has no effect"),
   ):
     assert scoring(*arguments) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")

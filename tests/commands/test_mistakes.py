@@ -44,7 +44,7 @@ MISTAKES = {
     ),
     (
       [SUDOKU, "--workdir=zoo:sudoku_6x6"],
-      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax zoo score NAME`",
+      "zoo:sudoku_6x6 is a trained model, not a run; `loopjax score zoo:sudo",
     ),
     (["--konfig=x"], "konfig"),
     ([SUDOKU, "mode=eval"], "'mode=eval'"),
@@ -93,6 +93,9 @@ MISTAKES = {
         f"--sweep={sweep}", "model.name='looped'", "which lacks window\n"
       )
     ),
+  ],
+  "generate": [
+    (["zoo:novels", "--num_tokens=5"], "did you mean '--max_new_tokens'?"),
   ],
   "serve": [
     ([], "pass either WORKDIR (a run) or --hub=FOLDER"),

@@ -43,9 +43,9 @@ NEEDED = {
   "model.ponder_over=cells": "no effect while model.ponder_weight=0",
   "model.positions=.*": "no effect while model.mixer='mlp'",  # Of mazes.
   "task.augment=True": "no effect while task.num_train_mazes=0",
-  "task.check_solutions=True": "no effect while task.train_csv=''",
-  "task.on_bad_row=skip": "no effect while task.train_csv=''",
-  "task.on_overlap=error": "no effect while task.(train_csv|overlap_files)=''",
+  "task.check_solutions=True": "no effect while task.test_csv=''",
+  "task.on_bad_row=skip": "no effect while task.test_csv=''",
+  "task.on_overlap=error": "no effect while task.(test_csv|overlap_files)=''",
   # Sizes of another task that the preset's do not fit.
   "task.name=(arithmetic|depo)": "must be a multiple of 5",
   "task.name=(depo|gsm)": "task.context_length=.* is too short",

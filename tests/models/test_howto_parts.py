@@ -1,5 +1,6 @@
 """The parts that docs/howto/model.md writes, in the models that use them."""
 
+import contextlib
 import re
 from unittest import mock
 
@@ -11,7 +12,8 @@ import pytest
 from tests_support import ROOT, refused
 
 from loopjax.loop.injection import INJECTIONS
-from loopjax.models import recurrent, utm
+from loopjax.models import disco, recurrent, utm
+from loopjax.models.disco import GATES
 from loopjax.models.utm.config import HALTING
 from loopjax.types import TaskSpec
 
@@ -22,11 +24,13 @@ SMALL = {"width": 16, "num_heads": 2, "num_loops": 3}
 
 @pytest.fixture(autouse=True)
 def parts():
-  """What the page defines, in INJECTIONS and HALTING during a test."""
+  """What the page defines, in the dictionaries of parts during a test."""
   page = (ROOT / "docs" / "howto" / "model.md").read_text()
   blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page)
   names = {"__name__": "howto"}
-  with mock.patch.dict(INJECTIONS), mock.patch.dict(HALTING):
+  with contextlib.ExitStack() as stack:
+    for of_parts in (INJECTIONS, HALTING, GATES):
+      stack.enter_context(mock.patch.dict(of_parts))
     for block in blocks:
       exec(block, names)
     yield names
@@ -41,6 +45,19 @@ def test_the_injection_of_the_page_is_one_of_a_model():
     INJECTIONS["halved"].make(4, None, precision=None, rngs=None)(6.0, 1.0), 4.0
   )
   assert not jnp.allclose(output("halved").logits, output("add").logits)
+
+
+def test_the_gate_of_the_page_is_one_of_a_model(parts):
+  decoded = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+  gate = GATES["loud"](disco.Config(gate_value=5.0), None)
+  assert gate == parts["Loud"](5.0)  # So that programs are used again.
+  np.testing.assert_allclose(gate(decoded), [0.5, 0.0067], atol=1e-4)
+  config = disco.Config(**SMALL, gate="loud", init_std=0.3)
+  fixed = disco.Config(**SMALL, init_std=0.3)
+  output = [
+    examples.run(disco, one, SPEC, TOKENS).logits for one in (config, fixed)
+  ]
+  assert not jnp.allclose(*output)
 
 
 def test_the_rule_of_the_page_stops_where_it_is_confident(parts):

@@ -242,6 +242,16 @@ def test_sweeps_become_reading_token_by_token(chunk_size, alpha):
     assert number > 2 or apart[number + 1 :].max() > 1e-3
 
 
+def test_inputs_are_recorded_across_chunks():
+  """Of the first layer: the norm of the state after the loop before."""
+  config = config_of()
+  model = examples.merged(melt, config, SPEC, params_of(config))
+  layer = jax.tree.map(lambda x: x[0], model.stack().layers)
+  found = loops(config, 4, keep=("hidden", "inputs"))
+  norms = layer.block.attention_norm(jnp.float32(found["hidden"][:-1]))
+  np.testing.assert_allclose(found["inputs"][1:, 0], norms, atol=1e-5)
+
+
 @pytest.mark.parametrize(
   ("mode", "shares"),
   [

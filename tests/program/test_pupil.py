@@ -24,6 +24,7 @@ from loopjax.models import MODELS
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 from loopjax.run.checkpoints import restore
+from loopjax.train.score import score_model
 from loopjax.types import Carried
 
 QUICK = {"eval__depth_factor": 0, "eval__batch_size": 64}
@@ -193,7 +194,7 @@ def test_evaluation_needs_no_teacher(teacher, tmp_path):
   config = config_of(source)
   train.run(config, tmp_path / "run", "train")
   shutil.rmtree(source)
-  scores = train.run(config, tmp_path / "run", "eval")["metrics"]
+  scores = score_model(config, tmp_path / "run")["metrics"]
   assert np.isfinite(scores["test/loss"])
 
 

@@ -21,6 +21,7 @@ from loopjax.optim import chain
 from loopjax.program import step
 from loopjax.run.checkpoints import integrity, restore
 from loopjax.saved import trained
+from loopjax.train.score import score_model
 
 PAIRS = {"optim__lora_rank": 3, "optim__lora_targets": "query|mlp"}
 KEY = jax.random.key(0)
@@ -216,7 +217,7 @@ def test_readers_get_the_sum(source, tuned):
   assert changed == len(pairs) / 2
   equal(program.scored_params(state), trained.read(tuned).params)
   # The scores are those of the sum: --mode=eval reads it as others do.
-  again = train.run(tuned_config(source, eval__depth_factor=0), tuned, "eval")
+  again = score_model(tuned_config(source, eval__depth_factor=0), tuned)
   there = json.loads((tuned / "summary.json").read_text())
   for name in ("test/exact_match", "test/loss"):
     assert again["metrics"][name] == there["metrics"][name]

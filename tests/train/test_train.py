@@ -21,6 +21,7 @@ from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.train import evaluate, scoring
+from loopjax.train.score import score_model
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -197,7 +198,7 @@ def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
     "source,question,answer,rating\nmine,1.3434..4.2.2341,1234341241232341,0\n"
   )
   files = {"task__train_csv": "unused.csv", "task__test_csv": str(path)}
-  result = train.run(smoke(**files), copy, "eval")
+  result = score_model(smoke(**files), copy)
   assert result["metrics"]["test/count/source=mine"] == 1
   assert result["steps"] == 20  # The newest checkpoint.
 
@@ -262,7 +263,7 @@ def test_eval_mode_at_another_depth(finished, tmp_path):
     path.relative_to(copy): path.read_bytes()
     for path in (copy / "summary.json", copy / "metrics.jsonl")
   }
-  result = train.run(config, copy, "eval", figures.finish)
+  result = score_model(config, copy, figures.finish)
   assert result["steps"] == 10
   assert result["metrics"]["test/loops_run"] == 7  # Nothing stops by then.
   assert (copy / "evaluation" / "summary.json").exists()
@@ -278,9 +279,7 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
   shutil.copytree(finished, copy)
   best = {"eval__every": 10, "run__keep_best": 1, "eval__checkpoint": "best"}
   with pytest.raises(UserError, match="no checkpoint has a score"):
-    train.run(
-      smoke(run__best_metric="validation/nothing", **best), copy, "eval"
-    )
+    score_model(smoke(run__best_metric="validation/nothing", **best), copy)
   for metric, step in (("validation/fake", 10), ("-validation/fake", 20)):
     rows_there = [
       {"step": 10, "split": "validation", "fake": 0.9},
@@ -289,7 +288,7 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
     text = "".join(json.dumps(row) + "\n" for row in rows_there)
     (copy / "metrics.jsonl").write_text(text)
     config = smoke(run__best_metric=metric, eval__depth_factor=0, **best)
-    scored = train.run(config, copy, "eval")
+    scored = score_model(config, copy)
     assert scored["steps"] == step
   # Both score the average, which is far from the parameters after 20 steps.
   at_the_end = summary(finished)["metrics"]["test/loss"]
@@ -298,9 +297,9 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
 
 def test_a_missing_checkpoint_is_named(finished, tmp_path):
   with pytest.raises(UserError, match="no checkpoint at step 13"):
-    train.run(smoke(eval__checkpoint="13"), finished, "eval")
+    score_model(smoke(eval__checkpoint="13"), finished)
   with pytest.raises(UserError, match="contains no run"):
-    train.run(smoke(), tmp_path / "nothing", "eval")
+    score_model(smoke(), tmp_path / "nothing")
   assert not (tmp_path / "nothing").exists()
 
 

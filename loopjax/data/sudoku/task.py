@@ -30,7 +30,8 @@ class Config:
   Attributes:
     box_rows, box_cols: size of a box: 2x2, 2x3 or 3x3 cells and so on.
     train_csv, test_csv: files in the Sudoku-Extreme schema, plain or gzip, or
-      hf://OWNER/NAME/FILE; empty for the puzzles shipped with the package.
+      hf://OWNER/NAME/FILE; empty for the puzzles shipped with the package. With
+      train_csv, test_csv is needed; alone it replaces the test split.
     on_bad_row: "error" stops at a malformed row, "skip" skips it and counts it
       in the summary.
     on_overlap: if puzzles of test_csv have, up to symmetry, the solution of a
@@ -100,18 +101,18 @@ class Config:
       raise UserError(
         f"task.validation_share={self.validation_share} must be in (0, 0.5]"
       )
-    if bool(self.train_csv) != bool(self.test_csv):
+    if self.train_csv and not self.test_csv:
       raise UserError(
-        "task.train_csv and task.test_csv must be set together: the packaged "
-        "puzzles have another distribution and other splits than your file"
+        "task.train_csv needs task.test_csv: the packaged puzzles have another"
+        " distribution and other splits than your file"
       )
     if self.train_csv and self.train_csv == self.test_csv:
       raise UserError(f"task.test_csv={self.test_csv!r} is the training file")
-    if not self.train_csv:
+    if not self.test_csv:
       checks.without_effect(
         "task",
         self,
-        "train_csv",
+        "test_csv",
         "on_bad_row",
         "on_overlap",
         "check_solutions",
@@ -182,7 +183,7 @@ def make_dataset(
   }
   if puzzles.sha256:
     facts[f"{split}_sha256"] = puzzles.sha256
-  if split == "train" and config.train_csv:
+  if split == "train" and config.test_csv:
     facts["test_solutions_in_train"] = _overlap(
       config, puzzles.class_keys[chosen]
     )
@@ -275,11 +276,12 @@ def _encoded(
 
 def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
   """The puzzles that contain a split: from a file, or the packaged ones."""
-  if not config.train_csv:
+  path = config.test_csv if split == "test" else config.train_csv
+  if not path:
     return puzzles_lib.load_bank(config.board)
   return puzzles_lib.read(
     config.board,
-    config.test_csv if split == "test" else config.train_csv,
+    path,
     on_bad_row=config.on_bad_row,
     check_solutions=config.check_solutions,
   )
@@ -289,7 +291,7 @@ def _chosen(
   config: Config, split: str, puzzles: puzzles_lib.Puzzles
 ) -> np.ndarray:
   """Which of the puzzles are in the split, int64, ascending."""
-  if config.train_csv and split == "test":
+  if config.test_csv and split == "test":
     return np.arange(len(puzzles.ratings))
   place = symmetry.place(puzzles.class_keys)
   in_test = (place < TEST_SHARE) & (not config.train_csv)
@@ -328,7 +330,8 @@ def _overlap(config: Config, train_keys: np.ndarray) -> int:
   num = int(seen.sum())
   message = (
     f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have the same "
-    f"solution, up to symmetry, as a puzzle of {config.train_csv}"
+    f"solution, up to symmetry, as a puzzle of"
+    f" {config.train_csv or 'the package'}"
   )
   if num and config.on_overlap == "error":
     raise UserError(

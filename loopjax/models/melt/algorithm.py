@@ -344,7 +344,9 @@ def run_chunk(
   if keeps_own:  # All loops over later chunks see those of the last loop.
     key_values = jax.tree.map(lambda x: x[None], state.key_values)
   else:  # (a), of the last loop's latents and of the inputs of each.
-    inputs = records.pop("inputs")
+    inputs = records["inputs"]
+    if "inputs" not in options.keep:
+      del records["inputs"]
     mixtures = reference.interpolate(chunk.alpha, state.latents[None], inputs)
     of_loops = jax.vmap(jax.vmap(project, (0, 0, None)), (None, 0, None))
     key_values = of_loops(stack.layers, mixtures, chunk.tables)
@@ -375,8 +377,8 @@ def run(
     (the last loop's output [B, T, D], records by name). The records are
     "hidden_norm" [K]; if `attention` is given, "squared_distance", the mean
     over features of the squared distance from it, f32 [K, L, B, T]; and those
-    that `options.keep` names: "hidden" [K, B, T, D], and "attention", the
-    output of attention before any norm, [K, L, B, T, D].
+    that `options.keep` names: "hidden" [K, B, T, D]; "attention", the output
+    of attention before any norm, and "inputs", x_t, both [K, L, B, T, D].
   """
   batch, num_tokens, _ = hidden.shape
   size = options.chunk_size or num_tokens
@@ -407,7 +409,9 @@ def run(
       jax.tree.map(split, axes, whole),
       stack.no_key_values(batch, num_tokens, loops),
     )
-    of_tokens = {"hidden": 2, "attention": 3, "squared_distance": 3}
+    of_tokens = {
+      "hidden": 2, "attention": 3, "inputs": 3, "squared_distance": 3,
+    }  # fmt: skip
     norms = jnp.mean(records.pop("hidden_norm"), axis=0)
     records = {k: chunks.join(of_tokens[k], x) for k, x in records.items()}
     ends, records["hidden_norm"] = chunks.join(1, ends), norms

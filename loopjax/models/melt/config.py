@@ -165,8 +165,7 @@ class Options(NamedTuple):
     num_loops: K.
     rope_base: longest wavelength over 2 pi, in tokens.
     kind, remat: how loops are executed, see `LoopOptions`.
-    keep: records of every loop to return: "hidden", "attention"; "inputs" of
-      `algorithm.one_loop` only.
+    keep: records of every loop to return: "hidden", "attention", "inputs".
     chunk_size: C, which divides T; 0 for one chunk.
     reach, hops: `Config.history_reach` and `Config.history_hops`.
     sweeps: how many times all tokens are read again at once, each as a chunk of

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.models import by_depth, causal, exiting
@@ -111,7 +112,7 @@ class Model(nnx.Module):
       losses={},
       stats={"loops_run": loops_run},
       loops={"hidden_norm": records["hidden_norm"]},
-      trace={name: traced[name] for name in trace},
+      trace=checks.recorded(traced, trace),
       hidden=hidden,
     )
 

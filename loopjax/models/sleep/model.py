@@ -163,7 +163,8 @@ class Model(nnx.Module):
       hidden = windows.last(hidden, self.spec.num_answer_tokens)
     else:
       hidden = jnp.concatenate([windows.join(records.pop("awake")), hidden], 1)
-    traces = {name: records.pop(name) for name in trace}
+    traces = checks.recorded(records, trace)
+    records = {name: x for name, x in records.items() if name not in traces}
     num_tokens = jnp.maximum(jnp.sum(records.pop("num_tokens"), axis=0), 1)
     if not len(slept.hidden):
       records = {}  # Without windows there is nothing to average.

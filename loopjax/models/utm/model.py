@@ -167,7 +167,7 @@ class Model(nnx.Module):
       losses={"ponder": jnp.mean(carry.halting.cost[:, cost_over:])},
       stats=stats,
       loops=_loop_statistics(records),
-      trace={name: records[name] for name in trace},
+      trace=checks.recorded(records, trace),
     )
 
   def _embed(self, inputs: Array) -> Array:

@@ -1,0 +1,155 @@
+"""Scores a trained model: any checkpoint, on any data of its task."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from loopjax import config as config_lib
+from loopjax import program as program_lib
+from loopjax.errors import UserError
+from loopjax.run import metrics, preemption, processes, provenance, zoo
+from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import integrity, restore
+from loopjax.train import evaluate, procedure, scoring
+from loopjax.types import Dataset, TaskSpec
+
+
+def score_model(
+  config: ml_collections.ConfigDict,
+  source: pathlib.Path,
+  finish: scoring.Finish = scoring.nothing,
+  limit: int = 0,
+) -> dict[str, Any]:
+  """Scores a checkpoint of a trained model; returns the summary.
+
+  It is written to `evaluation` in the model's work directory, for zoo:NAME in
+  runs/NAME. The run itself is unchanged.
+
+  Args:
+    config: the model's config, in which settings of the evaluation and of the
+      data may be others.
+    source: a work directory, or zoo:NAME.
+    finish: as in `run`.
+    limit: number of examples, rounded up to whole batches; 0 for all.
+
+  Raises:
+    UserError: there is no such model, the config is of another, or the data are
+      missing or malformed.
+  """
+  settings, workdir = config_lib.resolve(config), zoo.output(source)
+  processes.from_process_0(lambda: _check_scoring(settings, source))
+  environment, notice = provenance.environment(), preemption.Notice()
+  program, split = program_lib.make_program(settings), settings.eval.split
+  dataset = procedure.make_datasets(settings, program.mesh, [split])[split]
+  if limit:
+    num_batches = -(-limit // settings.eval.batch_size)
+    batches = dataset.batches[:num_batches]
+    dataset = dataclasses.replace(dataset, batches=batches)
+  with workdir_lib.locked(workdir), notice.listening():
+    evaluator = evaluate.make_evaluator(program, {split: dataset}, notice.check)
+    directory = workdir / "evaluation"
+    summary = _score_checkpoint(
+      program, dataset, evaluator, source, directory, finish
+    )
+    summary |= environment
+    scoring.write(directory, settings, summary)
+  return summary
+
+
+def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
+  """Raises UserError unless these are settings of the model of a run."""
+  folder = zoo.located(source)
+  if not (folder / "config.json").exists():
+    raise UserError(f"--workdir={source} contains no run to evaluate")
+  config_lib.check_config(folder, settings.plain, "eval")
+  check_tokens(config_lib.read_config(folder)["task"], settings)
+
+
+def check_tokens(
+  there: Mapping[str, Any], settings: config_lib.Settings
+) -> None:
+  """Raises UserError if settings of the task change what the model reads.
+
+  Args:
+    there: section task of the model's config.
+    settings: those with which the model is scored.
+  """
+  record = settings.task
+  for name, value in there.items():
+    now = getattr(record, name, value)
+    before = tuple(value) if isinstance(now, tuple) else value
+    if now == before:
+      continue
+    try:
+      task = dataclasses.replace(record, **{name: before})
+      was = settings._replace(task=task, spec=settings.task_module.spec(task))
+    except UserError:
+      continue  # A tokenizer that has moved: the parameters have its size.
+    if _tokens(was) != _tokens(settings):
+      raise UserError(
+        f"task.{name}={now!r}: the model was trained with {before!r}, which"
+        " its vocabulary or length depends on"
+      )
+
+
+def _tokens(settings: config_lib.Settings) -> TaskSpec:
+  """What a model reads; lengths of rows are 1 if it reads any."""
+  spec = dataclasses.replace(settings.spec, packs_documents=False)
+  if settings.reads_whole_rows:
+    return spec
+  return dataclasses.replace(spec, sequence_length=1, coordinates=())
+
+
+def _score_checkpoint(
+  program: program_lib.Program,
+  dataset: Dataset,
+  evaluator: evaluate.Evaluator,
+  source: pathlib.Path,
+  directory: pathlib.Path,
+  finish: scoring.Finish,
+) -> dict[str, Any]:
+  """Scores a checkpoint and draws figures; returns the summary.
+
+  Args:
+    program: the run's program.
+    dataset, evaluator: of the split of section eval.
+    source: the run's work directory, or zoo:NAME.
+    directory: where figures go, in a folder.
+    finish: see `train.run`.
+  """
+  started, options = time.monotonic(), program.settings.eval
+  folder = zoo.located(source)
+  rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
+  at = None
+  if options.checkpoint == "best":
+    metric = program.settings.run.best_metric
+    at = restore.best(source, metrics.scores(rows, metric))
+  elif options.checkpoint != "newest":
+    at = int(options.checkpoint)
+  at, params = restore.chosen_params(
+    source, at, program.abstract_params, f"--workdir={source}"
+  )
+  values: dict[str, float] = {}
+  failed: list[str] = []
+  try:
+    for part, scores in evaluator(params, options.split).items():
+      values |= metrics.named(part, scores)
+    figures = directory / "figures"
+    extras = finish(scoring.Scored(program, params, {}, dataset, rows, figures))
+    for part, scores in extras.scores.items():
+      values |= metrics.named(part, scores)
+    failed = extras.failed
+    status = "completed"
+  except preemption.Preempted:
+    status = "preempted"
+  return {
+    "status": status,
+    **({"figures_failed": failed} if failed else {}),
+    "metrics": values,
+    **scoring.run_facts([dataset], params, at, started),
+    "digest": integrity.digest(integrity.record(params)),
+  }

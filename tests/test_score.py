@@ -1,0 +1,143 @@
+"""`loopjax score` on files of one's own."""
+
+import json
+import pathlib
+
+import hub_examples
+import jax
+import numpy as np
+import pytest
+from tests_support import refused
+
+import loopjax
+from loopjax import config as config_lib
+from loopjax import score
+from loopjax.hub import convert
+from loopjax.saved import trained
+from loopjax.train import score as score_lib
+from loopjax.train.score import score_model
+
+ENTRY = pathlib.Path("zoo:sudoku_6x6")
+LOOPS = 3  # Fewer than it needs: some puzzles are solved, others are not.
+
+
+def config_of(where, **settings):
+  config = config_lib.config_of_run(where, str(where))
+  values = {name.replace("__", "."): x for name, x in settings.items()}
+  config_lib.set_by_user(config, values)
+  return config
+
+
+@pytest.fixture(scope="module")
+def puzzles(tmp_path_factory):
+  """(file, inputs, targets, cells that count) of 12 puzzles."""
+  board = {"box_rows": 2, "box_cols": 3}
+  batch = loopjax.datasets("sudoku", batch_size=12, **board)["validation"][0]
+  inputs, targets, weights = (
+    batch[name] for name in ("inputs", "targets", "weights")
+  )
+
+  def text(ids):
+    return "".join(".123456"[one - 1] for one in ids)
+
+  rows = [
+    f"mine,{text(question)},{text(answer)},0"
+    for question, answer in zip(inputs, targets, strict=True)
+  ]
+  path = tmp_path_factory.mktemp("puzzles") / "mine.csv"
+  path.write_text("\n".join(["source,question,answer,rating", *rows]))
+  return path, inputs, targets, weights
+
+
+def test_own_puzzles_have_the_scores_of_a_loop_over_them(
+  puzzles, tmp_path, monkeypatch
+):
+  """Of a model of the zoo, from the command's function and from Python."""
+  monkeypatch.chdir(tmp_path)
+  path, inputs, targets, weights = puzzles
+  model, right = trained.read(ENTRY).model(), []
+  logits_of = jax.jit(lambda tokens: model(tokens, num_loops=LOOPS).logits)
+  for question, answer, weight in zip(inputs, targets, weights, strict=True):
+    logits = logits_of(question[None])[0]
+    right.append(((logits.argmax(-1) == answer) | (weight == 0)).all())
+  assert 0 < np.mean(right) < 1
+  config = config_of(
+    ENTRY,
+    task__test_csv=str(path),
+    eval__num_loops=LOOPS,
+    eval__batch_size=16,
+  )
+  found = score_model(config, ENTRY)
+  there = pathlib.Path("runs/sudoku_6x6/evaluation/summary.json")
+  assert json.loads(there.read_text())["metrics"] == found["metrics"]
+  assert found["metrics"]["test/count"] == len(right)
+  expected = pytest.approx(np.mean(right))
+  assert found["metrics"]["test/exact_match"] == expected
+  loaded = loopjax.load(ENTRY)
+  scores = loaded.evaluate("test", num_loops=LOOPS, test_csv=path)
+  assert scores["exact_match"] == expected
+  data = loopjax.datasets(
+    "sudoku", batch_size=12, test_csv=path, box_rows=2, box_cols=3
+  )
+  with refused("task.box_cols=2: the model was trained with 3, which its"):
+    loaded.evaluate("test", test_csv=path, box_cols=2)
+  with refused("evaluate: box_cols beside a dataset"):
+    loaded.evaluate(data["test"], box_cols=3)
+
+
+@pytest.mark.parametrize(
+  ("settings", "says"),
+  [
+    ({"model__num_memory_tokens": 2}, "model.num_memory_tokens .* there, 2 h"),
+    ({"optim__ema_decay": 0.5}, "optim.ema_decay "),
+    (
+      {"task__box_rows": 3, "task__box_cols": 2},
+      "task.box_rows=3: the model was trained with 2, which its vocabulary or",
+    ),
+    ({"task__test_csv": "nowhere.csv"}, "nowhere.csv: no such file"),
+    ({"eval__checkpoint": "best"}, "no checkpoint has a score"),
+  ],
+)
+def test_what_a_trained_model_cannot_have_is_refused(
+  settings, says, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  with refused(says):
+    score_model(config_of(ENTRY, **settings), ENTRY)
+
+
+def test_rows_of_text_may_have_another_length_but_not_other_tokens(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  run, text = tmp_path / "run", tmp_path / "mine.txt"
+  model = loopjax.build(
+    "looped", width=16, num_heads=2, num_loops=2, task__sequence_length=16
+  )
+  loopjax.save(model, run)
+  text.write_text("a house. \n\n" * 400)
+  mine = {"task__test_files": str(text), "eval__depth_factor": 0}
+  shorter = score_model(
+    config_of(run, **mine, task__sequence_length=8), run, limit=1
+  )
+  assert shorter["metrics"]["test/loss"] > 0
+  with refused("task.vocab_size=300: the model was trained with 0, which its"):
+    score_model(config_of(run, **mine, task__vocab_size=300), run)
+
+
+def test_a_folder_of_the_hub_is_scored_as_a_run(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  folder, asked = hub_examples.make_folder(tmp_path / "theirs"), []
+
+  def scored(config, workdir, *_):
+    asked.append((workdir.as_posix(), config.task.test_files))
+    return {"status": "diverged"}
+
+  monkeypatch.setattr(score_lib, "score_model", scored)
+  flags = [str(folder), "--config.task.test_files=mine.txt"]
+  for _ in range(2):  # It is imported once.
+    assert score.main(flags) == 3
+  assert asked == [("runs/theirs", "mine.txt")] * 2
+  _, settings, _ = convert.read_folder(folder)
+  there = config_lib.of_run(pathlib.Path("runs/theirs"), "")
+  assert there.model == settings.model
