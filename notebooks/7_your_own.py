@@ -175,7 +175,7 @@ def loss(model, batch, key, step, teacher):
   weights, of_batch = batch["weights"], batch.get("mean_weight")
   total = losses.weighted_mean(by_token, weights, of_batch)
   steps = jnp.mean(output.stats["ponder_steps"])
-  return total, {"loss": total, "ponder_steps": steps}
+  return total, {"ponder_steps": steps}
 
 
 def costs(config, spec, num_loops):

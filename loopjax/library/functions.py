@@ -123,9 +123,10 @@ def loss(
   )
   batch["mean_weight"] = jnp.mean(batch["weights"])
   key = jax.random.key(0) if key is None else key
-  return training.objective(settings)(
+  value, metrics = training.objective(settings)(
     model.module(), batch, key, jnp.asarray(step, jnp.int32), None
   )
+  return value, {"loss": value, **metrics}
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:

@@ -423,4 +423,4 @@ def of_output(
     num_padding_tokens=model.spec.num_padding_tokens,
     precision=PRECISIONS[model.config.precision],
   )
-  return total, {"loss": total, **output.loops}
+  return total, output.loops

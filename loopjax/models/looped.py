@@ -197,7 +197,7 @@ def loss(
   table = model.readout_table()
   if not has_exits:
     total, _ = token_losses.next_token(output.hidden, table, batch, **readout)
-    return total, {"loss": total, **output.loops}
+    return total, output.loops
   hidden = output.trace["hidden"]
   if config.exit_gate == "alone":
     hidden = jax.lax.stop_gradient(hidden)
@@ -210,7 +210,7 @@ def loss(
   )
   if config.exit_gate == "alone":
     total = exit_losses.improvement(losses, logits, batch)
-  return total, {"loss": total, **metrics, **output.loops}
+  return total, {**metrics, **output.loops}
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

@@ -320,7 +320,6 @@ def loss(
   )
   return total, {
     **metrics,
-    "loss": total,
     "cross_entropy": long_loss,
     "short_cross_entropy": short_loss,
     "consistency": consistency,

@@ -231,7 +231,6 @@ def loss(
   )
   next_rows = supervision.SupervisionState(state, steps, halted, rows.example)
   result: dict[str, Any] = {
-    "loss": total,
     **metrics,
     "right": jnp.mean(right.astype(jnp.float32)),
     "halted": jnp.mean(halted.astype(jnp.float32)),

@@ -221,7 +221,7 @@ def test_a_learned_depth_is_drawn_from_its_own_logits():
   np.testing.assert_allclose(metrics["depth_mean"], 2.0, rtol=1e-6)
   del params["depth_logits"], found["depth_logits"]
   (total, _), expected = gradients_of(fixed, params)
-  np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)
+  np.testing.assert_allclose(metrics["cross_entropy"], total, rtol=1e-6)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found, expected
   )

@@ -82,7 +82,7 @@ def loss(model, batch, key, step, teacher):
     },  # fmt: skip
     shared={"mean": jnp.mean(own, axis=(0, 1))},
   )
-  return total, {"loss": total, "teacher_loss": teacher_loss, "carried": after}
+  return total, {"teacher_loss": teacher_loss, "carried": after}
 
 
 def costs(config, spec, num_loops):

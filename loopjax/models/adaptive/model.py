@@ -235,7 +235,6 @@ def loss(
   total = cross_entropy + config.ponder_weight * penalty
   total = total + config.z_weight * z_loss
   return total, {
-    "loss": total,
     "cross_entropy": cross_entropy,
     **output.losses,
     "z_loss": z_loss,

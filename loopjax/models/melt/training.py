@@ -114,7 +114,7 @@ def loss(
   hidden = shift.unpad(hidden, 1)
   if not learns:
     total, _ = token_losses.next_token(hidden, table, batch, **readout)
-    return total, {"loss": total, **metrics}
+    return total, metrics
   by_loop = hidden[None]
   if config.distill == "all":
     by_loop = shift.unpad(records["hidden"], 2)
@@ -138,7 +138,7 @@ def loss(
     )
     total += config.align_weight * align
     metrics |= {"align": align}
-  return total, {"loss": total, **metrics}
+  return total, metrics
 
 
 def teacher_outputs(

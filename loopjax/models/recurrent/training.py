@@ -42,7 +42,8 @@ def loss(
     added, stats = depth_lib.learned_loss(
       logits, depth, costs, config.num_loops
     )
-    total, metrics = total + added, {**metrics, **stats}
+    metrics = {**metrics, "cross_entropy": total, **stats}
+    total = total + added
   return total, metrics
 
 

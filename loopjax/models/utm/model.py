@@ -282,7 +282,6 @@ def loss(
   )
   total = cross_entropy + ponder_weight * output.losses["ponder"]
   return total, {
-    "loss": total,
     "cross_entropy": cross_entropy,
     "ponder": output.losses["ponder"],
     "ponder_weight": ponder_weight,
