@@ -21,7 +21,7 @@ import time
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.sudoku import bank, symmetry, task
+from loopjax.data.sudoku import puzzles, symmetry, task
 
 ROWS, TEST_ROWS = 3_831_994, 422_786  # As in Sudoku-Extreme.
 _CHUNK = 20_000
@@ -31,23 +31,23 @@ _PARTS = ("first start", "second start", "a tenth of an epoch")
 def make(path: pathlib.Path, num: int, split: str) -> None:
   """Writes a file of `num` different puzzles."""
   board = task.Config().board
-  packed = bank.load_bank(board)
+  packed = puzzles.load_bank(board)
   in_test = symmetry.place(packed.class_keys) < task.TEST_SHARE
-  packed = bank.take(packed, np.flatnonzero(in_test == (split == "test")))
-  boards = bank.unpack(board, packed.givens, packed.answers)
+  chosen = np.flatnonzero(in_test == (split == "test"))
+  boards = puzzles.unpack(board, packed.givens[chosen], packed.answers[chosen])
   opened = gzip.open if path.suffix == ".gz" else open
   with opened(path, "wt") as file:
     file.write("source,question,answer,rating\n")
     for start in range(0, num, _CHUNK):
       positions = np.arange(start, min(start + _CHUNK, num))
-      rows = positions % len(packed.ratings)
+      rows = positions % len(chosen)
       numbers = pipeline.uniforms(0, positions, symmetry.num_uniforms(board))
       change = symmetry.from_uniforms(board, numbers)
       texts = [
         (symmetry.apply(change, cells[rows]) + ord("0")).tobytes().decode()
         for cells in boards
       ]
-      ratings = packed.ratings[rows].tolist()
+      ratings = packed.ratings[chosen[rows]].tolist()
       for i, rating in enumerate(ratings):
         question, answer = (text[81 * i : 81 * (i + 1)] for text in texts)
         file.write(

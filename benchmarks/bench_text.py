@@ -23,7 +23,7 @@ import time
 
 import tokenizers
 
-from loopjax.data.text import documents, files, preparation, task
+from loopjax.data.text import files, preparation, task
 
 _BATCH = 1 << 20  # Characters per batch of the bare tokenizer.
 
@@ -86,7 +86,7 @@ def _encode(path: pathlib.Path, name: str) -> int:
     return sum(map(len, found))
 
   for chunk in files.read(str(path)):
-    for section in documents.sections(chunk):
+    for section in files.sections(chunk):
       batch.append(section)
       size += len(section)
       if size >= _BATCH:

@@ -12,7 +12,7 @@ import pathlib
 
 import numpy as np
 
-from loopjax.analysis.loops import onset
+from loopjax.analysis import onset
 
 
 def main() -> None:

@@ -45,7 +45,13 @@ PRESETS = {
     },
     "eval": {"every": 200},
   },
-  "smoke": COMMON["AUTOMATON_SMOKE"],
+  "smoke": presets.merged(COMMON["SLEEP_SMOKE"], {
+    "task": {
+      "num_states": 2, "state_width": 8, "num_steps": 2,
+      "num_eval_examples": 64,
+    },
+    "model": {"window": 8}, "optim": {"name": "adamw", "learning_rate": 3e-4},
+  }),
 }  # fmt: skip
 
 

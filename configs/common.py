@@ -1,8 +1,12 @@
-"""Settings shared by several configs, and the smoke preset; not a config."""
+"""Blocks of settings that several configs share; not a config.
+
+Configs are loaded by path and read these with `presets.beside`. A block that
+only one config uses is in that config.
+"""
 
 from loopjax.config import presets
 
-_SMOKE = {  # Takes seconds; used by tests.
+SMOKE = {  # Takes seconds; used by tests.
   "model": {"width": 16, "num_heads": 2}, "optim": {"warmup_steps": 2},
   "run": {
     "num_steps": 20, "batch_size": 16, "steps_per_call": 5, "log_every": 10,
@@ -20,8 +24,6 @@ SLEEP = {  # Sleep's paper, arXiv 2605.26099.
   "run": {"steps_per_call": 20, "log_every": 200, "checkpoint_every": 5000},
   "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
 }  # fmt: skip
-
-
 # Memory in a trained model; `warm_up` trains nothing else (section 6.4).
 SLEEP_WARM_UP = {
   "model": {"eviction": "hard"},
@@ -75,7 +77,7 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; tasks set the steps.
     },
     "eval": {"every": 1000, "batch_size": 500},
   },
-  "smoke": presets.merged(_SMOKE, {
+  "smoke": presets.merged(SMOKE, {
     "task": {
       "num_entities": 12, "num_relations": 5, "out_degree": 3,
       "num_train_chains": (40,), "num_test_chains": (10,), "vocab_multiple": 8,
@@ -84,33 +86,11 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; tasks set the steps.
   }),
 }  # fmt: skip
 
-_SLEEP_SMOKE = presets.merged(_SMOKE, {
+SLEEP_SMOKE = presets.merged(SMOKE, {
   "model": {
     "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
     "key_width": 8, "value_width": 8, "num_loops": 2,
   },
-})  # fmt: skip
-AUTOMATON_SMOKE = presets.merged(_SLEEP_SMOKE, {
-  "task": {
-    "num_states": 2, "state_width": 8, "num_steps": 2, "num_eval_examples": 64,
-  },
-  "model": {"window": 8}, "optim": {"name": "adamw", "learning_rate": 3e-4},
-})  # fmt: skip
-DEPO_SMOKE = presets.merged(_SLEEP_SMOKE, {
-  "task": {
-    "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
-    "max_word": 1, "context_length": 8, "num_eval_examples": 64,
-  },
-  "model": {"window": 4}, "loop": {"execution": "scan", "remat": "none"},
-})  # fmt: skip
-GSM_SMOKE = presets.merged(_SLEEP_SMOKE, {
-  "task": {
-    "context_length": 192, "min_length": 120, "max_length": 192,
-    "train_ops": (1, 2), "eval_ops": (1, 2), "num_eval_examples": 32,
-  },
-  "model": {"num_prelude": 0, "num_coda": 0, "window": 64},
-  "loop": {"remat": "none"},
-  "run": {"batch_size": 8}, "eval": {"batch_size": 32},
 })  # fmt: skip
 LM_TINY = {  # Bytes of synthetic arithmetic, or of your text.
   "task": {
@@ -130,7 +110,15 @@ LM_TINY = {  # Bytes of synthetic arithmetic, or of your text.
   "run": {"batch_size": 16, "steps_per_call": 10, "log_every": 50},
   "eval": {"every": 100, "batch_size": 64, "num_examples": 128},
 }  # fmt: skip
-LM_SMOKE = presets.merged(_SMOKE, {
+LM_GPU = {  # On top of a family's "tiny".
+  "task": {"sequence_length": 1024},
+  "model": {
+    "width": 512, "num_heads": 8, "init_std": 0.02, "precision": "bfloat16",
+  },
+  "loop": {"remat": "outputs"},
+  "run": {"num_steps": 4000, "batch_size": 64},
+}  # fmt: skip
+LM_SMOKE = presets.merged(SMOKE, {
   "task": {
     "name": "arithmetic", "modulus": 11, "max_operations": 2,
     "num_eval_examples": 64,
@@ -168,7 +156,7 @@ TUNE_SMOKE = presets.merged(TUNE, {
   "run": {"num_steps": 10, "log_every": 5, "checkpoint_every": 5},
   "eval": {"every": 0, "num_examples": 0},
 })  # fmt: skip
-SUDOKU_SMOKE = presets.merged(_SMOKE, {
+SUDOKU_SMOKE = presets.merged(SMOKE, {
   "task": {
     "train_csv": "", "test_csv": "", "augment": True, "box_rows": 2,
     "box_cols": 2,
@@ -219,12 +207,4 @@ SUDOKU_PEER_NINE = {
 SUDOKU_PEER_SMOKE = presets.merged(SUDOKU_SMOKE, {
   "task": {"num_train_puzzles": 0},
   "model": {"precision": "float32", "mlp_ratio": 2.0},
-})  # fmt: skip
-MAZE_SMOKE = presets.merged(_SMOKE, {
-  "task": {"size": 8, "min_path": 6, "num_train_mazes": 0, "augment": False,
-           "num_eval_examples": 64},
-  "model": {
-    "num_layers": 1, "num_loops": 3, "num_cycles": 2, "num_latent_steps": 2,
-    "num_memory_tokens": 2, "precision": "float32", "mlp_ratio": 2.0,
-  },
 })  # fmt: skip

@@ -56,7 +56,13 @@ PRESETS = {
       "value_width": 192,
     },
   },
-  "smoke": COMMON["DEPO_SMOKE"],
+  "smoke": presets.merged(COMMON["SLEEP_SMOKE"], {
+    "task": {
+      "num_nodes": 4, "max_hops": 2, "num_queries": 1, "word_base": 6,
+      "max_word": 1, "context_length": 8, "num_eval_examples": 64,
+    },
+    "model": {"window": 4}, "loop": {"execution": "scan", "remat": "none"},
+  }),
 }  # fmt: skip
 
 

@@ -70,7 +70,15 @@ PRESETS = {
     "run": {"num_steps": 4000, "batch_size": 64, "checkpoint_every": 2000},
     "eval": {"every": 1000},
   },
-  "smoke": COMMON["GSM_SMOKE"],
+  "smoke": presets.merged(COMMON["SLEEP_SMOKE"], {
+    "task": {
+      "context_length": 192, "min_length": 120, "max_length": 192,
+      "train_ops": (1, 2), "eval_ops": (1, 2), "num_eval_examples": 32,
+    },
+    "model": {"num_prelude": 0, "num_coda": 0, "window": 64},
+    "loop": {"remat": "none"},
+    "run": {"batch_size": 8}, "eval": {"batch_size": 32},
+  }),
 }  # fmt: skip
 _INSERTED = {
   "num_prelude": 0, "num_coda": 0, "memory": "jet",

@@ -51,13 +51,9 @@ PRESETS = {
   },
   "looplm_1_4b": {},
   "looplm_2_6b": {"model": {"num_layers": 48}},
-  "gpu": presets.merged(_TINY, {
-    "task": {"sequence_length": 1024},
-    "model": {"width": 512, "num_layers": 12, "num_heads": 8,
-              "init_std": 0.02, "precision": "bfloat16"},
-    "loop": {"remat": "outputs"},
-    "run": {"num_steps": 4000, "batch_size": 64},
-  }),
+  "gpu": presets.merged(
+    _TINY, _COMMON["LM_GPU"], {"model": {"num_layers": 12}}
+  ),
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"]),
 }  # fmt: skip

@@ -48,12 +48,8 @@ PRESETS = {
     "eval": {"every": 1000, "batch_size": 96, "num_examples": 1024,
              "depth_factor": 0},
   },
-  "gpu": presets.merged(_TINY, {
-    "task": {"sequence_length": 1024},
-    "model": {"width": 512, "num_layers": 3, "num_heads": 8, "num_loops": 8,
-              "init_std": 0.02, "precision": "bfloat16"},
-    "loop": {"remat": "outputs"},
-    "run": {"num_steps": 4000, "batch_size": 64},
+  "gpu": presets.merged(_TINY, _COMMON["LM_GPU"], {
+    "model": {"num_layers": 3, "num_loops": 8},
   }),
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"]),

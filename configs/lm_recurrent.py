@@ -63,14 +63,8 @@ PRESETS = {
     },
     "optim": {"name": "muon", "learning_rate": 8e-3},
   },
-  "gpu": presets.merged(_TINY, {
-    "task": {"sequence_length": 1024},
-    "model": {
-      "width": 512, "num_prelude": 2, "num_layers": 4, "num_coda": 2,
-      "num_heads": 8, "init_std": 0.02, "precision": "bfloat16",
-    },
-    "loop": {"remat": "outputs"},
-    "run": {"num_steps": 4000, "batch_size": 64},
+  "gpu": presets.merged(_TINY, _COMMON["LM_GPU"], {
+    "model": {"num_prelude": 2, "num_layers": 4, "num_coda": 2},
   }),
   "tiny": _TINY,
   "smoke": presets.merged(_TINY, _COMMON["LM_SMOKE"], {

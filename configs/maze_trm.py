@@ -51,7 +51,14 @@ PRESETS = {
     "run": {**_TINY["run"], "num_steps": 3000, "batch_size": 32},
     "eval": {"every": 500, "num_examples": 256, "depth_factor": 2},
   },
-  "smoke": _COMMON["MAZE_SMOKE"],
+  "smoke": presets.merged(_COMMON["SMOKE"], {
+    "task": {"size": 8, "min_path": 6, "num_train_mazes": 0, "augment": False,
+             "num_eval_examples": 64},
+    "model": {
+      "num_layers": 1, "num_loops": 3, "num_cycles": 2, "num_latent_steps": 2,
+      "num_memory_tokens": 2, "precision": "float32", "mlp_ratio": 2.0,
+    },
+  }),
 }  # fmt: skip
 
 

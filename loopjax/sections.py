@@ -1,7 +1,7 @@
 """A config as sections of uninterpreted settings."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not within a tuple.
@@ -14,6 +14,15 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     for section, entries in config.items()
     for key, value in entries.items()
   }
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+  """The keys that some mappings lack or have another value of, in order."""
+  return [
+    key
+    for key in dict.fromkeys(key for one in settings for key in one)
+    if any(key not in x or x[key] != settings[0].get(key) for x in settings)
+  ]
 
 
 def flags(overrides: Mapping[str, Any]) -> list[str]:

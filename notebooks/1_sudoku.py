@@ -111,7 +111,7 @@ show(sudoku.draw_solved(evaluated))
 # many loops it needs, and whether more of them harm it.
 
 # %%
-from loopjax.analysis.loops import depth
+from loopjax.analysis import depth
 
 scores = depth.scores_by_depth(evaluated)
 headline, loops = settings.task_module.HEADLINE, settings.model.num_loops

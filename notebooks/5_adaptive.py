@@ -95,7 +95,7 @@ from IPython.display import display
 from PIL import Image
 
 from loopjax.saved import trained
-from loopjax.analysis.loops import adaptive, halting
+from loopjax.analysis import adaptive, halting
 from loopjax.analysis.plots import draw
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.run import workdir as workdir_lib

@@ -172,7 +172,7 @@ from flax import nnx
 from IPython.display import display
 from PIL import Image
 
-from loopjax.analysis.loops import exits
+from loopjax.analysis import exits
 from loopjax.analysis.plots import draw
 
 

@@ -11,7 +11,6 @@ from jax.experimental import multihost_utils
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.analysis import evaluated
-from loopjax.analysis import prompts as prompts_lib
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.types import Dataset
 
@@ -49,7 +48,7 @@ def measure(
     )
   length = settings.spec.sequence_length
   num_written = min(_MOST_WRITTEN, length - length // 2)
-  texts = prompts_lib.halves(
+  texts = evaluated.halves(
     evaluated.sample(dataset, _NUM_PROMPTS),
     length // 2,
     settings.spec.vocab_size - settings.spec.num_padding_tokens,

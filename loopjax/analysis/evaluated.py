@@ -65,11 +65,8 @@ def evaluate_model(
 ) -> EvaluatedModel:
   """Runs the model once.
 
-  Args:
-    params: its parameters; this process must hold every array as a whole.
-    dataset: the evaluation split.
-    rows: rows of the run's metrics.jsonl.
-    directory: output directory, created if missing.
+  This process must hold every parameter as a whole. The output directory is
+  created if missing.
   """
   directory.mkdir(parents=True, exist_ok=True)
   num_memory_of = settings.family.num_memory_tokens
@@ -99,8 +96,7 @@ def evaluate_model(
 def on_one_device(params: Any) -> Any:
   """The arrays on the first local device; copies only those elsewhere.
 
-  Args:
-    params: arrays, each of which this process holds as a whole.
+  This process must hold all of each of them.
   """
   device = jax.local_devices()[0]
 
@@ -136,6 +132,66 @@ def sample(dataset: Dataset, num_examples: int) -> dict[str, np.ndarray]:
   }
   rows = np.flatnonzero(batch["valid"])[: num_examples or None]
   return {name: value[rows] for name, value in batch.items()}
+
+
+class Halves(NamedTuple):
+  """A text in two parts, token ids; only the second may be empty."""
+
+  prompt: tuple[int, ...]
+  rest: tuple[int, ...]
+
+
+def first_document(
+  batch: Mapping[str, np.ndarray], num_tokens: int
+) -> np.ndarray:
+  """Mask of each row's first document, without padding, bool [N, T].
+
+  Arguments as in `halves`.
+  """
+  is_text = batch["inputs"] < num_tokens
+  if "documents" in batch:
+    is_text &= batch["documents"] == batch["documents"][:, :1]
+  return is_text
+
+
+def halves(
+  batch: Mapping[str, np.ndarray], max_prompt: int, num_tokens: int
+) -> list[Halves]:
+  """The first document of each row, divided in the middle.
+
+  Args:
+    batch: evaluation examples, "inputs" [N, T] and, if rows have several
+      documents, their numbers, "documents" [N, T].
+    max_prompt: maximum length of a prompt.
+    num_tokens: number of token ids; larger ones are padding. Rows of padding
+      are skipped.
+  """
+  is_text = first_document(batch, num_tokens)
+  found = []
+  for row, kept in zip(batch["inputs"], is_text, strict=True):
+    text = tuple(row[kept].tolist())
+    if text:
+      length = min(max(len(text) // 2, 1), max_prompt)
+      found.append(Halves(text[:length], text[length:]))
+  return found
+
+
+def in_batches(
+  function: Callable[[Any], Any], rows: Any, size: int, axis: int = 0
+) -> Any:
+  """Calls a function on batches of rows and concatenates the results.
+
+  The last batch is padded with the first rows: one compiled program serves all.
+  `rows` are arrays of N rows; those of the results are along `axis`.
+  """
+  number = len(jax.tree.leaves(rows)[0])
+  parts = []
+  for start in range(0, number, size):
+    there = np.arange(start, start + size) % number
+    batch = jax.tree.map(lambda x, there=there: x[there], rows)
+    parts.append(jax.device_get(function(batch)))
+  whole = jax.tree.map(lambda *x: np.concatenate(x, axis=axis), *parts)
+  return jax.tree.map(lambda x: np.take(x, range(number), axis=axis), whole)
 
 
 def make_forward(

@@ -14,9 +14,15 @@ from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
 from loopjax import train
-from loopjax.analysis import agreement, positions, samples, sudoku
+from loopjax.analysis import (
+  adaptive,
+  agreement,
+  depth,
+  exits,
+  sudoku,
+  text,
+)
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis.loops import adaptive, depth, exits, halting, skipping
 from loopjax.analysis.plots import curves, maps
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
@@ -45,40 +51,6 @@ def _curves(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   )
 
 
-def _router(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  stops = halting.ponder_steps(evaluated) is not None
-  return (
-    curves.draw_router(evaluated.rows, evaluated.directory) if stops else []
-  )
-
-
-def _halting(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  steps, num_memory = halting.ponder_steps(evaluated), evaluated.num_memory
-  if steps is None:
-    return []
-  shares = halting.histogram(
-    steps, evaluated.settings.model.num_loops, num_memory
-  )
-  means = {"cells": steps[:, num_memory:].mean()}
-  if num_memory:
-    means["memory"] = steps[:, :num_memory].mean()
-  return curves.draw_halting(shares, means, evaluated.directory)
-
-
-def _attention(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  weights = evaluated.output.trace["attention"]
-  return maps.draw_attention(weights, evaluated.num_memory, evaluated.directory)
-
-
-def _attention_heads(
-  evaluated: evaluated_lib.EvaluatedModel,
-) -> list[pathlib.Path]:
-  weights = evaluated.output.trace["attention"]
-  return maps.draw_heads(
-    weights, evaluated.num_memory, evaluated.spec, evaluated.directory
-  )
-
-
 FIGURES = (
   Figure("curves", (), _curves),
   Figure(
@@ -91,10 +63,10 @@ FIGURES = (
   Figure("exits", (), adaptive.draw_exits),
   Figure("exit_curve", (), exits.draw_curve),
   Figure("exit_map", (), exits.draw_map),
-  Figure("router", ("weight",), _router),
-  Figure("halting", ("weight",), _halting),
-  Figure("attention", ("attention",), _attention),
-  Figure("attention_heads", ("attention",), _attention_heads),
+  Figure("router", ("weight",), curves.draw_router),
+  Figure("halting", ("weight",), curves.draw_halting),
+  Figure("attention", ("attention",), maps.draw_attention),
+  Figure("attention_heads", ("attention",), maps.draw_heads),
 )
 # Figures of a single task, by the type of its settings.
 TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
@@ -104,8 +76,8 @@ TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
     Figure("halting_map", ("prediction", "weight"), sudoku.draw_halting_map),
   ),
   text_task.Config: (
-    Figure("positions", (), positions.draw_positions),
-    Figure("samples", (), samples.draw_samples),
+    Figure("positions", (), text.draw_positions),
+    Figure("samples", (), text.draw_samples),
   ),
 }
 
@@ -141,7 +113,6 @@ def make_figures(
   reported on stderr, and the others are still drawn.
 
   Args:
-    settings: settings of the run.
     params: parameters or their average.
     dataset: the evaluation split.
     rows: rows of the run's metrics.jsonl.
@@ -180,7 +151,7 @@ def make_figures(
   files: list[pathlib.Path] = []
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     # The longest computation runs while the other figures are drawn.
-    computed = thread.submit(_depth_scores, evaluated)
+    computed = thread.submit(depth.scores_by_depth, evaluated)
     for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
       # An earlier model's file could be mistaken for this model's.
       for kind in ("png", "html"):
@@ -192,9 +163,9 @@ def make_figures(
   if by_depth:
     files += attempt("depth", _depth, evaluated, by_depth) or []
     scores["depth"] = by_depth
-  if found := attempt("skipping", skipping.measure, evaluated):
-    files += attempt("skipping", skipping.draw_curve, evaluated, found) or []
-    scores["exits"] = skipping.scores(found)
+  if found := attempt("skipping", exits.measure_skipping, evaluated):
+    files += attempt("skipping", exits.draw_skipping, evaluated, found) or []
+    scores["exits"] = exits.skipping_scores(found)
   return train.Extras(scores, files, failed)
 
 
@@ -211,16 +182,3 @@ def _depth(
     num_examples,
     evaluated.directory,
   )
-
-
-def _depth_scores(
-  evaluated: evaluated_lib.EvaluatedModel,
-) -> dict[str, np.ndarray]:
-  """Scores by depth; empty if they are disabled or unavailable."""
-  settings = evaluated.settings
-  if not settings.eval.depth_factor:
-    return {}
-  shows = "prediction" in evaluated.output.trace
-  if not shows and settings.family.reading is None:
-    return {}
-  return depth.scores_by_depth(evaluated)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib import ticker
 
-from loopjax.analysis import evaluated, prompts
+from loopjax.analysis import evaluated
 from loopjax.analysis.plots import draw
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.kernels.gated_kv import reference
@@ -310,7 +310,7 @@ def texts_of(batch: Mapping[str, np.ndarray], spec: Any) -> tuple[Any, ...]:
   Rows whose first document has fewer than two tokens are skipped.
   """
   num_tokens = spec.vocab_size - spec.num_padding_tokens
-  count = prompts.first_document(batch, num_tokens).sum(axis=1)
+  count = evaluated.first_document(batch, num_tokens).sum(axis=1)
   rows = np.flatnonzero(count > 1)
   if not len(rows):
     raise UserError("the test split has no text of at least two tokens")

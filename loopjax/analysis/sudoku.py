@@ -9,7 +9,7 @@ from matplotlib import colors as colors_lib
 from matplotlib import patches
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis.loops import halting
+from loopjax.analysis import halting
 from loopjax.analysis.plots import draw
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import task as sudoku_task

@@ -163,7 +163,8 @@ def override(
       wanted = _KINDS.get(kind, f"of type {kind.__name__}")
       raise UserError(f"{key}={value!r} must be {wanted}") from error
     except (KeyError, AttributeError, ValueError) as error:
-      raise UserError(f"{key}={value!r}: {_first_line(error)}") from error
+      said = " ".join(str(error.args[0]).split())  # A KeyError is quoted.
+      raise UserError(f"{key}={value!r}: {said}") from error
   return present
 
 
@@ -222,8 +223,3 @@ def product(*axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Plain nested dict, as after a round trip through JSON."""
   return json.loads(config.to_json())
-
-
-def _first_line(error: Exception) -> str:
-  message = error.args[0] if error.args else error
-  return " ".join(str(message).split())

@@ -6,12 +6,15 @@ example with the same noise. The iterator's state is one integer, the number of
 batches consumed. Memory does not grow with the number of examples.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from loopjax.errors import UserError
 
 if TYPE_CHECKING:
   import grain  # Lazy: it imports Orbax, and describing a task needs neither.
@@ -83,13 +86,8 @@ def training_batches(
     make_batch: (indices of examples [b], positions [b] in the stream) ->
       their batch; all its randomness must come from the positions.
     num_examples: in the data set.
-    batch_size: global batch size, over all processes.
     seed: seed of the order.
-    rows: the rows of every global batch that this process reads, ascending; all
-      if None.
-
-  Returns:
-    Graph whose element i is this process's part of global batch i.
+    batch_size, rows: as in `stream`.
   """
 
   def make(positions: Rows) -> Mapping[str, np.ndarray]:
@@ -111,7 +109,7 @@ def evaluation_batches(
 ) -> "grain.MapDataset":
   """Every example once, in order; the last batch is padded with row 0.
 
-  "valid" [b] bool marks the examples that count; `rows`: as in training.
+  "valid" [b] bool marks the examples that count; the rest is as in training.
   """
 
   import grain
@@ -218,6 +216,56 @@ def in_a_row(
   row = np.full((len(tokens), length), padding, tokens.dtype)
   row[places >= length - counts if front else places < counts] = tokens[present]
   return row
+
+
+def with_answers(
+  inputs: np.ndarray, answers: np.ndarray, counted: np.ndarray | bool = True
+) -> dict[str, np.ndarray]:
+  """A batch in which the last n tokens of a row predict answers.
+
+  Args:
+    inputs: token ids [B, T].
+    answers: the next tokens at the last n positions, int [B, n].
+    counted: which of these count, bool [B, n].
+
+  Returns:
+    "inputs" and "targets" i32, "weights" f32, [B, T]. Targets that do not count
+    are 0, not padding, whose logit may be -inf.
+  """
+  num = answers.shape[1]
+  targets = np.zeros(inputs.shape, np.int32)
+  targets[:, -num:] = np.where(counted, answers, 0)
+  weights = np.zeros(inputs.shape, np.float32)
+  weights[:, -num:] = counted
+  return {
+    "inputs": inputs.astype(np.int32),
+    "targets": targets,
+    "weights": weights,
+  }
+
+
+def doublings(most: int) -> tuple[int, ...]:
+  """1, 2, 4, ..., and `most`: the sizes that an evaluation scores apart."""
+  powers = range(most.bit_length())
+  return tuple(sorted({*(2**power for power in powers), most}))
+
+
+def check_equal_numbers(num: int, sizes: Sequence[int], what: str) -> None:
+  """Raises UserError unless as many examples can be of each size."""
+  if num % len(sizes):
+    raise UserError(
+      f"task.num_eval_examples={num} must be a multiple of {len(sizes)}: equal"
+      f" numbers for {', '.join(map(str, sizes))} {what}"
+    )
+
+
+def range_names(edges: Sequence[int]) -> tuple[str, ...]:
+  """Names of the groups between edges: "0", "1-2", ..., "100+"."""
+  names = [
+    str(low) if high == low + 1 else f"{low}-{high - 1}"
+    for low, high in itertools.pairwise(edges)
+  ]
+  return (*names, f"{edges[-1]}+")
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:

@@ -69,11 +69,6 @@ def model_of(
 ) -> Model:
   """A config's model on the first chip of a machine.
 
-  Args:
-    settings: a config's settings.
-    machine: the machine.
-    dtype: dtype of the parameters.
-
   Raises:
     UserError: the family does not predict next tokens, or loop.kernels belong
       to another platform.

@@ -16,10 +16,8 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
+from loopjax.fit import counts, hlo, topology, values
 from loopjax.fit import ranking as ranking_lib
-from loopjax.fit import topology
-from loopjax.fit.counts import hlo, values
-from loopjax.fit.counts import traffic as traffic_lib
 from loopjax.fit.topology import Machine
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import profiling
@@ -54,7 +52,7 @@ class Measured(NamedTuple):
   arguments: dict[str, int]
   memory: dict[str, int]
   refusal: str
-  traffic: traffic_lib.Traffic | None
+  traffic: counts.Traffic | None
   largest: list[values.Value]
   ranking: ranking_lib.Ranking | None
   model_flops: float
@@ -78,11 +76,7 @@ class Attempt(NamedTuple):
 
 
 def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
-  """Compiles the train step that `loopjax.main` would run.
-
-  Args:
-    config: the config from the command line.
-    machine: the machine to compile for.
+  """Compiles the train step that `loopjax.main` would run for a machine.
 
   Raises:
     UserError: the config is invalid, or does not work on this many devices.
@@ -109,7 +103,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   traffic, largest, ranking = None, [], None
   if found.compiled:
     module = hlo.parse(found.compiled.as_text())
-    traffic = traffic_lib.collectives(module)
+    traffic = counts.collectives(module)
     largest = values.largest(module, _NUM_VALUES)
     kind = topology.parse(machine.name).kind
     ranking = ranking_lib.rank(module, kind, settings.run.steps_per_call)
@@ -131,10 +125,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
 def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
   """Compiles a program for a machine, unless it is too large.
 
-  Args:
-    lowered: the program.
-    machine: the machine.
-    argument_bytes: size of the program's arguments.
+  Of its arguments the size is given, in bytes.
   """
   started = time.monotonic()
   try:
@@ -156,9 +147,7 @@ def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
 def needed_bytes(message: str, argument_bytes: int) -> int | None:
   """Memory that a TPU's compiler requested; None for other failures.
 
-  Args:
-    message: its error message.
-    argument_bytes: added if the message counts only temporaries.
+  The arguments' bytes are added if its message counts only temporaries.
   """
   if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
     return None

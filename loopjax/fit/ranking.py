@@ -8,11 +8,11 @@ are not modelled.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from loopjax.fit.counts import hlo, products, traffic
-from loopjax.fit.counts.values import place
+from loopjax.fit import counts, hlo
+from loopjax.fit.values import place
 
 # Achievable fractions of data sheet rates: measured for large bfloat16 products
 # and copies on one H200 (790 TFLOP/s, 4.3 TB/s), assumed for other chips.
@@ -63,11 +63,8 @@ def seconds(
 ) -> float:
   """Minimum time of a kernel: the longest of its parts.
 
-  Args:
-    rates: the chip's rates.
-    flops: by dtype, a key of `products.DTYPES`.
-    num_bytes: from and to main memory.
-    network_bytes: from other chips.
+  Operations are by dtype, a key of `counts.DTYPES`; bytes are those from and to
+  main memory, and from other chips.
   """
   compute = sum(
     number / getattr(rates, dtype) for dtype, number in flops.items()
@@ -176,18 +173,25 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
   asynchronous: dict[str, float] = defaultdict(float)
   for name in hlo.executed(module):
     for instruction in module.computations[name].instructions.values():
-      if not traffic.launches(instruction):
+      if not counts.launches(instruction):
         continue
-      number = times[name]
-      work = _work(module, name, instruction, chip, number).over(steps)
-      telling, found = _inside(module, name, instruction)
-      target = products.custom_call(telling)
-      if target and not found:
-        unseen[target] += number / steps
+      inside = _inside(module, name, instruction)
+      found = [(one, product) for one, product in inside if product]
+      calls = [one for one, _ in inside if counts.custom_call(one)]
+      if found:  # The largest product says what a kernel is.
+        telling = max(found, key=lambda pair: pair[1].flops)[0]
+      else:
+        telling = calls[-1] if calls else instruction
+        if target := counts.custom_call(telling):
+          unseen[target] += times[name] / steps
+      num_bytes = counts.num_bytes(module, name, instruction)
+      products = [product for _, product in found]
+      work = _work(instruction, products, num_bytes, chip, times[name])
+      work = work.over(steps)
       kind_of = instruction.opcode.removesuffix("-start")
-      starts = kind_of in traffic.KINDS and kind_of != instruction.opcode
+      starts = kind_of in counts.KINDS and kind_of != instruction.opcode
       if starts and '"is_sync":true' not in instruction.attributes:
-        asynchronous[kind_of] += number / steps
+        asynchronous[kind_of] += times[name] / steps
       total += work
       part = part_of(telling.op_name or instruction.op_name)
       parts[part] = parts.get(part, NONE) + work
@@ -206,56 +210,34 @@ def part_of(op_name: str) -> str:
 
 
 def _work(
-  module: hlo.Module,
-  name: str,
   instruction: hlo.Instruction,
+  products: Iterable[counts.Product],
+  num_bytes: int,
   chip: Rates | None,
   number: int,
 ) -> Work:
+  """A kernel that runs this many times."""
   flops: dict[str, float] = defaultdict(float)
-  for product in _products(module, name, instruction):
+  for product in products:
     flops[product.dtype] += product.flops
-  num_bytes = traffic.num_bytes(module, name, instruction)
   received = 0
-  if instruction.opcode.removesuffix("-start") in traffic.KINDS:
+  if instruction.opcode.removesuffix("-start") in counts.KINDS:
     received = max(array.num_bytes for array in instruction.arrays)
-  least = 0.0
-  if chip:
-    least = seconds(chip, flops, num_bytes, received)
+  least = seconds(chip, flops, num_bytes, received) if chip else 0.0
   many = {dtype: number * x for dtype, x in flops.items()}
   return Work(number, number * num_bytes, many, number * least)
 
 
-def _products(
-  module: hlo.Module, name: str, instruction: hlo.Instruction
-) -> list[products.Product]:
-  """The products of an instruction, including fused ones."""
-  own = products.product(instruction, module.computations[name].instructions)
-  found = [own] if own else []
-  if instruction.opcode in ("fusion", "fusion-start"):
-    callee = dict(instruction.called)["calls"]
-    for inner in module.computations[callee].instructions.values():
-      found += _products(module, callee, inner)
-  return found
-
-
 def _inside(
   module: hlo.Module, name: str, instruction: hlo.Instruction
-) -> tuple[hlo.Instruction, bool]:
-  """(a kernel's largest product, or itself; whether it has a product)."""
-  best, most = instruction, 0
-  computations = [name]
-  if instruction.opcode in ("fusion", "fusion-start"):
-    computations = [dict(instruction.called)["calls"]]
-  for computation in computations:
-    instructions = module.computations[computation].instructions
-    inner = [instruction] if computation == name else instructions.values()
-    for one in inner:
-      if one.opcode == "fusion":
-        computations.append(dict(one.called)["calls"])
-      found = products.product(one, instructions)
-      if found and found.flops > most:
-        best, most = one, found.flops
-      elif not most and products.custom_call(one):
-        best = one
-  return best, bool(most)
+) -> list[tuple[hlo.Instruction, counts.Product | None]]:
+  """A kernel's instructions, those that it fuses or itself, and products."""
+  instructions = module.computations[name].instructions
+  if instruction.opcode not in ("fusion", "fusion-start"):
+    return [(instruction, counts.product(instruction, instructions))]
+  callee = dict(instruction.called)["calls"]
+  return [
+    pair
+    for inner in module.computations[callee].instructions.values()
+    for pair in _inside(module, callee, inner)
+  ]

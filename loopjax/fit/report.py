@@ -6,8 +6,7 @@ from typing import Any
 from loopjax import config as config_lib
 from loopjax.commands import document
 from loopjax.fit import ranking as ranking_lib
-from loopjax.fit.counts import products
-from loopjax.fit.counts.traffic import Traffic
+from loopjax.fit.counts import DTYPES, Traffic
 from loopjax.fit.measure import Measured
 from loopjax.fit.ranking import Ranking, Work
 from loopjax.fit.topology import Machine
@@ -80,10 +79,9 @@ def ranking_record(
   """All counts for JSON, of one optimizer step on one chip.
 
   Args:
-    ranking, model_flops: as in `text`.
+    ranking, model_flops: as in `ranking_table`.
     memory: bytes, by kind.
-    traffic: collectives of a call.
-    steps: optimizer steps of a call.
+    traffic: collectives of a call, which has this many optimizer steps.
   """
   chip = ranking.rates
   found: dict[str, Any] = {
@@ -121,7 +119,7 @@ def _plain(work: Work) -> dict[str, Any]:
     "seconds": work.seconds,
     "launches": work.launches,
     "bytes": work.num_bytes,
-    "flops": {key: work.flops.get(key, 0) for key in products.DTYPES},
+    "flops": {key: work.flops.get(key, 0) for key in DTYPES},
   }
 
 
@@ -164,9 +162,7 @@ def _table(title: str, works: Mapping[str, Work], total: Work) -> str:
 def _flops(flops: Mapping[str, float]) -> str:
   names = {"bf16": "16-bit", "tf32": "float32, rounded", "f32": "float32"}
   return ", ".join(
-    f"{_tera(flops[key])} {names[key]}"
-    for key in products.DTYPES
-    if flops.get(key)
+    f"{_tera(flops[key])} {names[key]}" for key in DTYPES if flops.get(key)
   )
 
 

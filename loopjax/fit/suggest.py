@@ -32,11 +32,6 @@ def suggest(
   Tries each kind of change alone, in this order: recompute more, split the
   state over more devices, compute the batch in more parts, halve the batch.
   Then parts and halves, combined with the maximum of the first two kinds.
-
-  Args:
-    settings: the settings that do not fit.
-    mesh: devices along its axes.
-    attempt: compiles the config with a change.
   """
   kinds = [
     _remat(settings),

@@ -147,11 +147,27 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
   options: dict[str, Any] = {}
   if topology.kind in TPUS:
     tpu = TPUS[topology.kind]
-    devices = _tpu_devices(topology, tpu)
+    # Hosts have 2x2 chips, except on smaller machines.
+    host = [min(2, size) for size in topology.sizes[:2]] + [1]
+    devices = _absent(
+      topology.name,
+      "libtpu",
+      platform="tpu",
+      topology_name=topology.name,
+      chips_per_host_bounds=host,
+      **tpu.options,
+    )
     memory, note = int(tpu.memory_gib * GIB), "the compiler's limit"
   elif topology.kind in GPUS:
     gpu = GPUS[topology.kind]
-    devices = _gpu_devices(topology, gpu)
+    nodes, per_node = topology.sizes
+    devices = _absent(
+      topology.name,
+      "jax_cuda13_plugin",
+      platform="cuda",
+      topology=f"1x{nodes}x{per_node}",
+      target_config=_target_config(topology.kind, gpu),
+    )
     memory = int(gpu.memory_gb * 1e9 * _GPU_SHARE)
     note = f"{_GPU_SHARE:.0%} of {gpu.memory_gb} GB, JAX's default allocation"
     # Use library matrix products: tuning Triton's needs the device.
@@ -165,29 +181,18 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
   return Machine(topology.name, devices, memory, note, options)
 
 
-def _tpu_devices(topology: Topology, tpu: Tpu) -> Sequence[Any]:
-  _require("libtpu", topology)
-  # Hosts have 2x2 chips, except on smaller machines.
-  host = [min(2, size) for size in topology.sizes[:2]] + [1]
+def _absent(name: str, package: str, **what: Any) -> Sequence[Any]:
+  """Devices that are not here, described by the package of their compiler."""
+  if importlib.util.find_spec(package) is None:
+    raise UserError(
+      f"--topology={name} needs the package"
+      f" {package.replace('_', '-')}: pip install 'loopjax[fit]'"
+    )
   try:
-    return topologies.get_topology_desc(
-      topology.name, platform="tpu", chips_per_host_bounds=host, **tpu.options
-    ).devices
+    return topologies.get_topology_desc(**what).devices
   except jax.errors.JaxRuntimeError as error:
-    raise UserError(_refused(topology, error)) from error
-
-
-def _gpu_devices(topology: Topology, gpu: Gpu) -> Sequence[Any]:
-  _require("jax_cuda13_plugin", topology)
-  nodes, per_node = topology.sizes
-  try:
-    return topologies.get_topology_desc(
-      platform="cuda",
-      topology=f"1x{nodes}x{per_node}",
-      target_config=_target_config(topology.kind, gpu),
-    ).devices
-  except jax.errors.JaxRuntimeError as error:
-    raise UserError(_refused(topology, error)) from error
+    reason = " ".join(str(error).split())
+    raise UserError(f"--topology={name}: {reason}") from error
 
 
 def _cpu_devices(topology: Topology) -> Sequence[Any]:
@@ -232,16 +237,3 @@ def _target_config(kind: str, gpu: Gpu) -> str:
     runtime_version {{ major: 13 }}
     device_description_str: "NVIDIA {kind.upper()}"
   """
-
-
-def _require(module: str, topology: Topology) -> None:
-  if importlib.util.find_spec(module) is None:
-    raise UserError(
-      f"--topology={topology.name} needs the package"
-      f" {module.replace('_', '-')}: pip install 'loopjax[fit]'"
-    )
-
-
-def _refused(topology: Topology, error: Exception) -> str:
-  reason = " ".join(str(error).split())
-  return f"--topology={topology.name}: {reason}"

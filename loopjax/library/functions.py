@@ -11,8 +11,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.data import TASKS
-from loopjax.data import checked as data_checked
+from loopjax.data import TASKS, check_dataset
 from loopjax.errors import UserError, local_path, writing
 from loopjax.hub import convert
 from loopjax.library import checked, text, training
@@ -180,7 +179,7 @@ def datasets(
       record, split, batch_size=batch_size, seed=seed
     )
     found[split] = Split(
-      data_checked.dataset(module, record, split, batch_size, dataset)
+      check_dataset(module, record, split, batch_size, dataset)
     )
   return found
 

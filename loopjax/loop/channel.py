@@ -298,22 +298,14 @@ def _by_role(d_table, d_head, tables):
 Decode = Callable[[int], Array]  # top_k -> Phi.
 
 
-def _full(decode: Decode, top_k: int) -> Array:
-  return decode(top_k)
-
-
-def _stop(decode: Decode, top_k: int) -> Array:
-  return jax.lax.stop_gradient(decode(top_k))
-
-
 def _straight_through(decode: Decode, top_k: int) -> Array:
   decoded, hard = decode(top_k), jax.lax.stop_gradient(decode(1))
   return hard + (decoded - jax.lax.stop_gradient(decoded))
 
 
 GRADIENTS: Mapping[str, Callable[[Decode, int], Array]] = {
-  "full": _full,
-  "stop": _stop,
+  "full": lambda decode, top_k: decode(top_k),
+  "stop": lambda decode, top_k: jax.lax.stop_gradient(decode(top_k)),
   "straight_through": _straight_through,
 }
 

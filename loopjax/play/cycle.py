@@ -7,7 +7,6 @@ with k passes over every window.
 """
 
 import functools
-import pathlib
 import string
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from loopjax.data.depo import task as depo
 from loopjax.data.depo.task import Config
 from loopjax.errors import UserError
 from loopjax.models.sleep import config as sleep
-from loopjax.play.page import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, Source, facts
 from loopjax.saved import trained
 from loopjax.types import Array
 
@@ -41,38 +40,28 @@ class Cycle(NamedTuple):
   edges: list[int]
 
 
-def load(
-  workdir: pathlib.Path,
-  settings: config_lib.Settings,
-  loops: int,
-  checkpoint: int | None,
-) -> Inspector:
-  """Reads a run.
-
-  Args:
-    workdir: work directory of the run.
-    settings: its settings; the task is Depo.
-    loops: K.
-    checkpoint: its step; the newest intact one if None.
+def load(source: Source) -> Inspector:
+  """The inspector of a run on Depo.
 
   Raises:
     UserError: names of nodes have more tokens than there are letters.
   """
-  config = settings.task
+  settings, config = source.settings, source.settings.task
   assert isinstance(config, Config)  # As the caller has found.
   if config.word_base > len(string.ascii_letters):
     raise UserError(
-      f"{workdir}: task.word_base={config.word_base} has no view; the page"
-      f" writes names in {len(string.ascii_letters)} letters"
+      f"{source.workdir}: task.word_base={config.word_base} has no view; the"
+      f" page writes names in {len(string.ascii_letters)} letters"
     )
-  run = trained.read(workdir, checkpoint)
+  run = trained.read(source.workdir, source.checkpoint)
 
   @jax.jit
   def forward(params: Any, inputs: Array) -> tuple[Array, Array, Array]:
     model: Any = nnx.merge(run.graphdef, params)
     num = depo.answer_length(config)
     logits = [
-      model(inputs, num_loops=k).logits[:, -num:] for k in range(1, loops + 1)
+      model(inputs, num_loops=k).logits[:, -num:]
+      for k in range(1, source.loops + 1)
     ]
     chances = jax.nn.softmax(jnp.stack(logits))  # [K, B, A, V]
     right = jnp.roll(inputs[:, -num:], -1, axis=1)[None, ..., None]
@@ -83,20 +72,12 @@ def load(
     )
 
   inspect = functools.partial(
-    _inspect,
-    config,
-    _windows(settings),
-    functools.partial(forward, run.params),
+    _inspect, config, _windows(settings), functools.partial(forward, run.params)
   )
   sleeps = isinstance(settings.model, sleep.Config)
   return Inspector(
     view="cycle",
-    facts={
-      **facts(workdir.name, run.step, loops, settings.model.num_loops),
-      "family": settings.model_name,
-      "sleeps": sleeps,
-      "hops": config.eval_hops,
-    },
+    facts=facts(source, run.step, sleeps=sleeps, hops=config.eval_hops),
     inspect=inspect,
     random=lambda seed, level: inspect(random_cycle(config, seed)),
   )

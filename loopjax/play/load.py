@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.play import cycle, puzzle, questions, text
-from loopjax.play.page import Inspector
+from loopjax.play.page import Inspector, Source
 
-Load = Callable[[pathlib.Path, config_lib.Settings, int, int | None], Inspector]
 # By the name of a task.
-VIEWS: Mapping[str, Load] = {
+VIEWS: Mapping[str, Callable[[Source], Inspector]] = {
   "sudoku": puzzle.load,
   "text": text.load,
   "multihop": questions.load,
@@ -23,12 +22,7 @@ def load(
   num_loops: int | None = None,
   checkpoint: int | None = None,
 ) -> Inspector:
-  """Reads a run.
-
-  Args:
-    workdir: work directory of the run.
-    num_loops: K; those of the config's evaluation if None.
-    checkpoint: its step; the newest intact one if None.
+  """Reads a run; by default the loops of its evaluation, the newest checkpoint.
 
   Raises:
     UserError: there is no such run or checkpoint, the page has no view of its
@@ -46,4 +40,4 @@ def load(
   if loops < 1:
     raise UserError(f"--num_loops={loops} must be at least 1")
   config_lib.check_loops(settings, loops, f"--num_loops={loops}")
-  return VIEWS[task](workdir, settings, loops, checkpoint)
+  return VIEWS[task](Source(workdir, settings, loops, checkpoint))

@@ -5,7 +5,25 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from loopjax import config as config_lib
+
 Inspection = dict[str, Any]  # Predictions for one prompt.
+
+
+class Source(NamedTuple):
+  """A run to inspect.
+
+  Attributes:
+    workdir: its work directory.
+    settings: its settings.
+    loops: K, how many to run.
+    checkpoint: its step; the newest intact one if None.
+  """
+
+  workdir: pathlib.Path
+  settings: config_lib.Settings
+  loops: int
+  checkpoint: int | None
 
 
 class Inspector(NamedTuple):
@@ -28,24 +46,17 @@ class Inspector(NamedTuple):
 
 
 def facts(
-  run: str,
-  step: int,
-  loops: int,
-  trained_loops: int,
-  levels: Sequence[str] = (),
+  source: Source, step: int, levels: Sequence[str] = (), **more: Any
 ) -> dict[str, Any]:
-  """Metadata that the page shows for every run.
+  """Metadata that the page shows for every run, and what its view adds.
 
-  Args:
-    run: its name.
-    step: of the checkpoint.
-    loops: loops that are run.
-    trained_loops: loops that it was trained with.
-    levels: names of the difficulties of random prompts, the hardest one last.
+  `levels` are names of the difficulties of random prompts, the hardest last.
   """
+  settings = source.settings
   return {
-    "run": run, "step": step, "loops": loops, "trainedLoops": trained_loops,
-    "levels": list(levels),
+    "run": source.workdir.name, "step": step, "loops": source.loops,
+    "trainedLoops": settings.model.num_loops, "levels": list(levels),
+    "family": settings.model_name, **more,
   }  # fmt: skip
 
 
@@ -61,7 +72,6 @@ def make(
   `page.html` is common to all views; the inspector's view is inserted into it.
 
   Args:
-    inspector: the inspector that made them.
     inspections: at least one, unless the server is asked for them.
     served: whether a server answers requests for other prompts.
   """

@@ -2,7 +2,6 @@
 
 import base64
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from loopjax import config as config_lib
-from loopjax.analysis.loops import halting
+from loopjax.analysis import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
-from loopjax.play.page import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, Source, facts
 from loopjax.saved import trained
 
 TRACES = ("prediction", "confidence")
@@ -27,55 +25,43 @@ LEVELS = {"easy": 0.1, "medium": 0.4, "hard": 0.75, "hardest": 0.97}
 _DRAWN = 32
 
 
-def load(
-  workdir: pathlib.Path,
-  settings: config_lib.Settings,
-  loops: int,
-  checkpoint: int | None,
-) -> Inspector:
-  """Reads a run.
-
-  Args:
-    workdir: work directory of the run.
-    settings: its settings; the task is Sudoku.
-    loops: K.
-    checkpoint: its step; the newest intact one if None.
+def load(source: Source) -> Inspector:
+  """The inspector of a run on Sudoku.
 
   Raises:
     UserError: its model does not show what the page shows.
   """
-  family = settings.model_name
+  settings = source.settings
   if unseen := set(TRACES).difference(settings.family.traces):
     raise UserError(
-      f"{workdir}: model.name={family!r} does not record"
+      f"{source.workdir}: model.name={settings.model_name!r} does not record"
       f" {', '.join(sorted(unseen))} after every loop"
     )
   assert isinstance(settings.task, sudoku_task.Config)  # The caller found so.
   board = settings.task.board
-  run = trained.read(workdir, checkpoint)
+  run = trained.read(source.workdir, source.checkpoint)
   more = tuple(x for x in _MORE if x in settings.family.traces)
 
   @jax.jit
   def forward(params, inputs):
     model = nnx.merge(run.graphdef, params)
-    return model(inputs, num_loops=loops, trace=(*TRACES, *more))
+    return model(inputs, num_loops=source.loops, trace=(*TRACES, *more))
 
   inspect = functools.partial(
     _inspect, board, functools.partial(forward, run.params)
   )
   return Inspector(
     view="puzzle",
-    facts={
-      **facts(
-        workdir.name, run.step, loops, settings.model.num_loops, tuple(LEVELS)
-      ),
-      "family": family,
-      "memory": len(run.params.get("memory_tokens", ())),
-      "stops": "weight" in more,
-      "attends": "attention" in more,
-      "boxRows": board.box_rows,
-      "boxColumns": board.box_cols,
-    },
+    facts=facts(
+      source,
+      run.step,
+      tuple(LEVELS),
+      memory=len(run.params.get("memory_tokens", ())),
+      stops="weight" in more,
+      attends="attention" in more,
+      boxRows=board.box_rows,
+      boxColumns=board.box_cols,
+    ),
     inspect=inspect,
     random=lambda seed, level: inspect(random_puzzle(board, seed, level)),
   )

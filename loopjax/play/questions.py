@@ -5,7 +5,6 @@ The logit lens of one question: logits at every position after every loop, as in
 """
 
 import functools
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax import config as config_lib
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.data.multihop import chains, language, task
 from loopjax.data.multihop.task import Config
 from loopjax.errors import UserError, similar
-from loopjax.play.page import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, Source, facts
 from loopjax.saved import trained
 from loopjax.types import Array
 
@@ -50,23 +48,11 @@ class Question(NamedTuple):
   places: tuple[int, ...]
 
 
-def load(
-  workdir: pathlib.Path,
-  settings: config_lib.Settings,
-  loops: int,
-  checkpoint: int | None,
-) -> Inspector:
-  """Reads a run.
-
-  Args:
-    workdir: work directory of the run.
-    settings: its settings; the task is multihop.
-    loops: K.
-    checkpoint: its step; the newest intact one if None.
-  """
-  config = settings.task
+def load(source: Source) -> Inspector:
+  """The inspector of a run on multi-hop questions."""
+  settings, config = source.settings, source.settings.task
   assert isinstance(config, Config)  # As the caller has found.
-  run = trained.read(workdir, checkpoint)
+  run = trained.read(source.workdir, source.checkpoint)
   names = names_of(config)
   test = task.make_dataset(
     config, "test", batch_size=settings.eval.batch_size, seed=0
@@ -84,7 +70,7 @@ def load(
     # Stage k is the answer of a run of k loops (DiscoLoop, section 3.2).
     stages = [
       model(inputs[None], num_loops=loop).logits[0]
-      for loop in range(1, loops + 1)
+      for loop in range(1, source.loops + 1)
     ]
     probabilities = jax.nn.softmax(jnp.stack(stages))
     return jax.lax.top_k(probabilities, min(NUM_CANDIDATES, padding))
@@ -110,17 +96,12 @@ def load(
 
   return Inspector(
     view="questions",
-    facts={
-      **facts(
-        workdir.name,
-        run.step,
-        loops,
-        settings.model.num_loops,
-        [level for level, questions in by_level.items() if questions],
-      ),
-      "family": settings.model_name,
-      "format": config.format,
-    },
+    facts=facts(
+      source,
+      run.step,
+      [level for level, questions in by_level.items() if questions],
+      format=config.format,
+    ),
     inspect=inspect,
     random=random,
   )

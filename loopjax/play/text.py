@@ -8,7 +8,6 @@ all loops, as in the published code of Ouro (arXiv 2510.25741).
 
 import functools
 import itertools
-import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,14 +18,14 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.analysis.loops import exits as exits_figures
+from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
-from loopjax.generate import source
+from loopjax.generate import source as source_lib
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
-from loopjax.play.page import Inspection, Inspector, facts
+from loopjax.play.page import Inspection, Inspector, Source, facts
 from loopjax.saved import language_model as language_model_lib
 from loopjax.types import Array
 
@@ -58,32 +57,21 @@ class Readings(NamedTuple):
 Read = Callable[[Any, Array, int], Readings]
 
 
-def load(
-  workdir: pathlib.Path,
-  settings: config_lib.Settings,
-  loops: int,
-  checkpoint: int | None,
-) -> Inspector:
-  """Reads a run.
-
-  Args:
-    workdir: work directory of the run.
-    settings: its settings; the task is text.
-    loops: K.
-    checkpoint: its step; the newest intact one if None.
+def load(source: Source) -> Inspector:
+  """The inspector of a language model.
 
   Raises:
     UserError: its model does not predict next tokens.
   """
   language_model = language_model_lib.load(
-    workdir, num_loops=loops, checkpoint=checkpoint
+    source.workdir, num_loops=source.loops, checkpoint=source.checkpoint
   )
-  exit_by, read = how_it_exits(settings)
+  exit_by, read = how_it_exits(source.settings)
 
   @jax.jit
   def forward(params: Any, inputs: Array) -> Any:
     model: Any = nnx.merge(language_model.graphdef, params)
-    found = read(model, inputs[None], loops)
+    found = read(model, inputs[None], source.loops)
     probabilities = jax.nn.softmax(found.logits)
     best = jax.lax.top_k(probabilities, NUM_CANDIDATES)
     following = jnp.broadcast_to(jnp.roll(inputs, -1), probabilities.shape[:2])
@@ -93,14 +81,12 @@ def load(
   tokenizer = language_model.tokenizer
   most = language_model.context_length
   inspect = functools.partial(
-    _inspect,
-    language_model,
-    functools.partial(forward, language_model.params),
+    _inspect, language_model, functools.partial(forward, language_model.params)
   )
 
   @functools.cache
   def engine() -> Any:
-    return source.make_engine(language_model, num_slots=1, max_tokens=most)
+    return source_lib.make_engine(language_model, num_slots=1, max_tokens=most)
 
   def written(ids: tuple[int, ...], num: int, seed: int) -> tuple[int, ...]:
     """Token ids and those that the model continues them with."""
@@ -125,17 +111,12 @@ def load(
 
   return Inspector(
     view="text",
-    facts={
-      **facts(
-        workdir.name,
-        language_model.facts["step"],
-        loops,
-        settings.model.num_loops,
-      ),
-      "family": settings.model_name,
-      "exits": exit_by,
-      "thresholds": THRESHOLDS if exit_by else (1.0,),
-    },
+    facts=facts(
+      source,
+      language_model.facts["step"],
+      exits=exit_by,
+      thresholds=THRESHOLDS if exit_by else (1.0,),
+    ),
     inspect=of_prompt,
     random=random,
   )
@@ -172,10 +153,7 @@ def by_mass(model: Any, inputs: Array, loops: int) -> Readings:
 
     def run(threshold: Array, count: int = count) -> tuple[Array, Array]:
       output = model(
-        inputs,
-        num_loops=count,
-        exit_threshold=threshold,
-        trace=("halting",),
+        inputs, num_loops=count, exit_threshold=threshold, trace=("halting",)
       )
       halting = output.trace["halting"][:, 0]  # [k, T, L]
       steps = jnp.arange(1, count + 1, dtype=halting.dtype)

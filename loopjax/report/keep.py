@@ -74,15 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     help="replace a folder of this machine, such as the data folder, by a name",
   )
   options = parser.parse_args(argv)
-  keep(
-    options.workdirs,
-    options.out,
-    options.sweep,
-    options.title,
-    options.chosen_for,
-    dict(options.rename),
-    options.verdict,
-  )
+  keep(**{**vars(options), "rename": dict(options.rename)})
   print(options.out)
   return 0
 
@@ -110,11 +102,8 @@ def keep(
     workdirs: the runs.
     out: the file, which may contain runs.
     sweep: the sweep's name; runs are separate if None.
-    title: heading of its table; the one that the file has if None, or else
-      the paper's.
-    chosen_for: as in `runs.Plan`; what the file has if None.
+    title, chosen_for, verdict: as in `runs.Plan`; what the file has if None.
     rename: replacements for folders of this machine.
-    verdict: as in `runs.Plan`; what the file has if None.
 
   Raises:
     UserError: a run is not complete, its revision is not an ancestor of HEAD,
@@ -127,14 +116,13 @@ def keep(
   kept = _kept(out, before, sweep or "")
   if not workdirs and not kept:
     raise UserError(f"{out}: contains no runs, and no WORKDIR was passed")
-  said = {"title": title, "chosen_for": chosen_for, "verdict": verdict}
+  chosen_for = chosen_for and list(chosen_for)
+  said = {"title": title, "verdict": verdict, "chosen_for": chosen_for}
   for flag, value in said.items():
     if value is not None and not sweep:
       raise UserError(f"--{flag} has no effect without --sweep")
-  if chosen_for is None:
-    chosen_for = before.get("chosen_for")
-  if verdict is None:
-    verdict = before.get("verdict")
+    if value is None and flag in before:
+      said[flag] = before[flag]
   for workdir in workdirs:
     zoo.refuse(workdir, "`loopjax report` shows its scores")
     run = {"directory": workdir.name, **_of_run(workdir, rename)}
@@ -143,13 +131,12 @@ def keep(
   known = {
     key for run in kept.values() for key in sections.flatten(run["config"])
   }
-  for key in chosen_for or ():
+  for key in said["chosen_for"] or ():
     config_lib.check_key(key, dict.fromkeys(known))
   content = {
     "sweep": sweep or "",
-    "title": before.get("title", "") if title is None else title,
-    **({} if verdict is None else {"verdict": verdict}),
-    **({} if chosen_for is None else {"chosen_for": list(chosen_for)}),
+    "title": "",
+    **{flag: value for flag, value in said.items() if value is not None},
     "config": "",  # No command runs them all: each has its own.
     "overrides": {},
     "task": next(iter(kept.values()))["config"]["task"]["name"],
@@ -185,16 +172,7 @@ def _kept(
 def _with_overrides(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
   """The runs with "overrides", the settings in which they differ."""
   flat = [sections.flatten(run["config"]) for run in runs]
-  first = flat[0]
-  keys = dict.fromkeys(key for settings in flat for key in settings)
-  differ = [
-    key
-    for key in keys
-    if any(
-      key not in settings or settings[key] != first.get(key)
-      for settings in flat
-    )
-  ]
+  differ = sections.differing(flat)
   return [
     {"overrides": {k: settings[k] for k in differ if k in settings}, **run}
     for run, settings in zip(runs, flat, strict=True)

@@ -1,15 +1,24 @@
-"""The whole report: report.html, report.md and report.csv."""
+"""The whole report: report.html, report.md and report.csv.
+
+Of a single run it is a card; of several, a table for every sweep.
+"""
 
 import itertools
+import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from loopjax.commands import document
+from loopjax.commands import document, ending
+from loopjax.commands.document import Cell
+from loopjax.data import TASKS
 from loopjax.errors import writing
-from loopjax.report import card, grouping, papers, records, table, tables
+from loopjax.models import MODELS
+from loopjax.report import grouping, papers, records, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
+from loopjax.report.tables import duration, score
 
 MAX_RUNS_WITH_FIGURES = 6
 
@@ -37,11 +46,7 @@ _OTHER = "Other tasks"
 def write(
   workdirs: Sequence[pathlib.Path], out: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes a report on work directories.
-
-  Args:
-    workdirs: work directories of runs and sweeps, or folders of these.
-    out: output folder; created if it does not exist.
+  """Writes a report on runs and sweeps, or on folders of these.
 
   Returns:
     The paths of the HTML page, the Markdown text, the final scores of the runs
@@ -59,10 +64,7 @@ def write(
   theirs, written = list(_numbers(plans)), [html, markdown, data]
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
-    blocks = [
-      document.Heading(1, title),
-      *_body(out, plans, others),
-    ]
+    blocks = [document.Heading(1, title), *_body(out, plans, others)]
     html.write_text(document.to_html(title, blocks))
     markdown.write_text(document.to_markdown(blocks))
     runs = runs_lib.each_once(plans, others)
@@ -79,12 +81,12 @@ def _body(
   others: Sequence[runs_lib.Run],
 ) -> list[document.Block]:
   if not plans and len(others) == 1:
-    return card.blocks(others[0], out)
+    return card(others[0], out)
   blocks = [*_contents(plans), document.Paragraph(_LEGEND)]
   chapters: dict[str, list[runs_lib.Plan]] = {}
   for plan in plans:
-    paper = papers.of(plan.task, plan.model)
-    chapters.setdefault(paper.name if paper else _OTHER, []).append(plan)
+    name = plan.paper.name if plan.paper else _OTHER
+    chapters.setdefault(name, []).append(plan)
   stems: list[str] = []
   for name, of_paper in chapters.items():
     blocks += _chapter(name, of_paper)
@@ -105,9 +107,9 @@ def _body(
       tables.commands_block(others),
     ]
   folds = [
-    document.Fold(f"{run.directory.name} (figures: {len(figures)})", figures)
+    document.Fold(f"{run.directory.name} (figures: {len(drawn)})", drawn)
     for run in _representatives(plans, others)
-    if (figures := list(card.figures(run, out).values()))
+    if (drawn := list(figures(run, out).values()))
   ]
   if folds:
     heading = document.Heading(2, "Figures of single runs")
@@ -126,26 +128,25 @@ def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   for plan in asked:
     done = [run for run in plan.runs if run.done]
     seeds = {run.config["run"]["seed"] for run in done}
-    counts = f"{len(done)} of {len(plan.runs)} runs, {len(seeds)} seeds"
-    heading = tables.title(plan)
-    rows.append(
-      [
-        document.Cell(heading, counts, to=heading),
-        document.Cell(plan.verdict or "–"),
-      ][: len(header)]
+    counts = (
+      f"{len(done)} of {len(plan.runs)} runs,"
+      f" {len(seeds)} seed{'s' * (len(seeds) != 1)}"
     )
+    heading = tables.title(plan)
+    verdict = [Cell(plan.verdict or "–")] if said else []
+    rows.append([Cell(heading, counts, to=heading), *verdict])
   return [
     document.Heading(2, "Verdicts" if said else "Contents"),
     *([document.Paragraph(_WORDS)] if said else []),
-    document.Table([document.Cell(text) for text in header], rows),
+    document.Table([Cell(text) for text in header], rows),
   ]
 
 
 def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   """Heading of a paper's tables, what it is about, and caveats of them all."""
-  there = [papers.of(plan.task, plan.model) for plan in plans]
-  said = dict.fromkeys(paper.about for paper in there if paper)
-  caveats = dict.fromkeys(x for paper in there if paper for x in paper.caveats)
+  there = [plan.paper for plan in plans if plan.paper]
+  said = dict.fromkeys(paper.about for paper in there)
+  caveats = dict.fromkeys(x for paper in there for x in paper.caveats)
   return [
     document.Heading(2, name),
     *([document.Paragraph(" ".join(said))] if said else []),
@@ -161,12 +162,12 @@ def _missing(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   if not absent:
     return []
   found = document.Table(
-    [document.Cell(text) for text in ("paper", "comparison", "sweep")],
+    [Cell(text) for text in ("paper", "comparison", "sweep")],
     [
       [
-        document.Cell(paper.name),
-        document.Cell(paper.sweeps[name].title, paper.sweeps[name].source),
-        document.Cell(name),
+        Cell(paper.name),
+        Cell(paper.sweeps[name].title, paper.sweeps[name].source),
+        Cell(name),
       ]
       for paper, name in absent
     ],
@@ -177,7 +178,7 @@ def _missing(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
 
 def _place(plan: runs_lib.Plan) -> tuple[str, str, int, str]:
   """Sort key: by paper, in its order; other sweeps come last."""
-  paper = papers.of(plan.task, plan.model)
+  paper = plan.paper
   known = list(paper.sweeps) if paper else []
   place = known.index(plan.name) if plan.name in known else len(known)
   return paper.name if paper else "~", plan.task, place, plan.name
@@ -202,11 +203,7 @@ def _of_papers(
   plans: Iterable[runs_lib.Plan],
 ) -> list[tuple[paper_lib.Paper, str, bool]]:
   """(paper, sweep, whether it is here) of the papers with a sweep here."""
-  here = {
-    (id(paper), plan.name)
-    for plan in plans
-    if (paper := papers.of(plan.task, plan.model))
-  }
+  here = {(id(plan.paper), plan.name) for plan in plans if plan.paper}
   known = {id(paper): paper for paper in papers.PAPERS.values()}
   found = [
     (paper, name, (key, name) in here)
@@ -235,3 +232,157 @@ def _numbers(plans: Iterable[runs_lib.Plan]) -> Iterator[dict[str, Any]]:
             "seeds": len(number.seeds) or None,
             "says": number.text,
           }
+
+
+# What shows best how a model thinks, of the figures that a run may have.
+_PICTURES = (
+  "puzzle", "passes", "exit_curve", "loops", "depth", "positions"
+)  # fmt: skip
+_CAPTIONS = {
+  "attention": "What tokens attend to, mean over heads, at three loops",
+  "attention_heads": "What tokens attend to by head, in the last loop",
+  "curves": "Training: loss, scores and loops by step",
+  "depth": "Scores after each loop, also beyond the trained number",
+  "exit_curve": "Loss against the loops that tokens run, by exit threshold",
+  "exits": "Iterations and score if tokens halt earlier",
+  "halting": "How many tokens halt after how many loops",
+  "halting_map": "Loops until each cell halts",
+  "loops": "Iterations of each layer over training, and its loop scales",
+  "memory": "Memory banks: gates, and slots that are read",
+  "passes": "Norms after every pass, and what fast weights retain",
+  "positions": "Loss by position in the document",
+  "puzzle": "A test puzzle after each loop",
+  "puzzle_failed": "A test puzzle that the model does not solve",
+  "router": "Halting probability by loop, during training and at its end",
+  "skipping": "Loss against loops that tokens run, if later ones are skipped",
+}
+_ERROR = "/standard_error"
+_BY_DEPTH = re.compile(r"depth/(.+)/loop=(\d+)")
+
+
+def card(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
+  """The report of a single run: what it reached, how it looks, what it took.
+
+  Everything else, all scores and the paper's scale, can be expanded below. The
+  run may not be complete; `out` is the folder of the document.
+  """
+  drawn = figures(run, out)
+  shown = [
+    figure
+    for name in (next(filter(drawn.get, _PICTURES), ""), "curves")
+    if (figure := drawn.pop(name, None))
+  ]
+  state = document.Paragraph(f"State: {run.state}.")
+  said = [*_headline(run), _cost(run)] if run.done else [state]
+  blocks: list[document.Block] = [*said, *shown]
+  if command := run.summary.get("command"):
+    blocks.append(document.Code(command))
+  if drawn:
+    title = f"More figures ({len(drawn)})"
+    blocks.append(document.Fold(title, list(drawn.values())))
+  return [
+    *blocks,
+    *_depth(run),
+    *_scores(run),
+    *tables.scale_blocks([run], run.paper),
+  ]
+
+
+def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
+  """The figures in a run's directory, by name."""
+  return {
+    path.stem: document.Image(
+      path.read_bytes(),
+      pathlib.Path(os.path.relpath(path, out)).as_posix(),
+      _CAPTIONS.get(path.stem, path.stem.replace("_", " ").capitalize()),
+    )
+    for path in sorted((run.directory / "figures").glob("*.png"))
+  }
+
+
+def _headline(run: runs_lib.Run) -> list[document.Block]:
+  """The score that matters most in one line, then a line for each split."""
+  for section, known in (("task", TASKS), ("model", MODELS)):
+    known.register_recorded(run.config[section])
+  task, model = (run.config[part]["name"] for part in ("task", "model"))
+  names = [
+    *(TASKS[task].HEADLINE if task in TASKS else ()),
+    *(MODELS[model].headline if model in MODELS else ()),
+  ]
+  found = run.summary["metrics"]
+  took = f"{run.summary['parameters']:,} parameters"
+  if seconds := run.summary.get("wall_seconds"):  # Nothing trains an import.
+    took += f", {duration(seconds)}"
+  best = f"test/{names[0]}" if names else ""
+  if best not in found:
+    return [document.Heading(2, took), *_bullets(found, names)]
+  value = score(found[best], found.get(best + _ERROR))
+  count = f"{found['test/count']:,.0f} test examples"
+  name = names[0].replace("_", " ")
+  line = f"{name} {value} on {count}; {took}"
+  return [document.Heading(2, line), *_bullets(found, names)]
+
+
+def _bullets(
+  found: Mapping[str, float], names: Sequence[str]
+) -> list[document.Block]:
+  lines = ending.scores(found, names)
+  return [document.Bullets(lines)] if lines else []
+
+
+def _cost(run: runs_lib.Run) -> document.Block:
+  """What the run took, in a sentence."""
+  summary, config = run.summary, run.config
+  return document.Paragraph(
+    f"Family {config['model']['name']}, task {config['task']['name']}:"
+    f" {summary['steps']:,} steps of {config['run']['batch_size']:,} examples"
+    f" on {summary['devices']}. Versions, revision and sizes: below."
+  )
+
+
+def _depth(run: runs_lib.Run) -> list[document.Block]:
+  """Scores and states after 1, 2, 4, ... loops, and after the trained number.
+
+  Scalars that say how a loop maps its state are in the table of all scores.
+  """
+  found = run.summary.get("metrics", {})
+  places = [match for name in found if (match := _BY_DEPTH.fullmatch(name))]
+  names = [*dict.fromkeys(m[1] for m in places if not m[1].endswith(_ERROR))]
+  trained = run.config.get("model", {}).get("num_loops")
+  loops = sorted({int(match[2]) + 1 for match in places})
+  shown = [k for k in loops if k & (k - 1) == 0 or k in (trained, loops[-1])]
+  rows = []
+  for k in shown:
+    cells = [Cell(f"{k} (trained)" if k == trained else str(k))]
+    for name in names:
+      value = found.get(f"depth/{name}/loop={k - 1}")
+      error = found.get(f"depth/{name}{_ERROR}/loop={k - 1}")
+      cells.append(Cell("" if value is None else score(value, error)))
+    rows.append(cells)
+  if not rows:
+    return []
+  header = [Cell("loops"), *(Cell(name.replace("_", " ")) for name in names)]
+  title = f"By number of loops ({len(rows)})"
+  return [document.Fold(title, [document.Table(header, rows)])]
+
+
+def _scores(run: runs_lib.Run) -> list[document.Block]:
+  """All scores: of a split's examples together, then by group."""
+  found = run.summary.get("metrics", {})
+  rows = {
+    name: [Cell(name), Cell(score(value, found.get(name + _ERROR)))]
+    for name, value in found.items()
+    if not name.startswith("train/")
+    and not name.endswith(_ERROR)
+    and not _BY_DEPTH.fullmatch(name)
+  }
+  header = [Cell("score"), Cell("mean ± standard error")]
+  parts = {
+    "All scores": [row for name, row in rows.items() if "=" not in name],
+    "Scores by group": [row for name, row in rows.items() if "=" in name],
+  }
+  return [
+    document.Fold(f"{title} ({len(of)})", [document.Table(header, of)])
+    for title, of in parts.items()
+    if of
+  ]

@@ -38,14 +38,22 @@ class Column(NamedTuple):
     key: key by which rows refer to the column.
     label: column heading, with the unit.
     value: function from (config, summary) of our run to the same quantity; None
-      if unknown.
+      or NaN if unknown.
     digits: number of digits after the decimal point.
+    of_rows: whether the function is of the rows of metrics.jsonl instead.
   """
 
   key: str
   label: str
-  value: Callable[[Mapping[str, Any], Mapping[str, Any]], float | None]
+  value: Callable[..., float | None]
   digits: int = 1
+  of_rows: bool = False
+
+  def of(self, run: Any) -> float | None:
+    """The quantity of a `runs.Run`."""
+    if self.of_rows:
+      return self.value(run.rows)
+    return self.value(run.config, run.summary)
 
 
 class Row(NamedTuple):
@@ -116,13 +124,24 @@ class Scale(NamedTuple):
 
   Attributes:
     label: name of the quantity.
-    value: function from (config, summary) of our run to our value.
+    value: where our value is: a setting, "section.key"; a key of summary.json;
+      a format of a run's sections, such as STEPS; or a function from (config,
+      summary).
     paper: the paper's value.
   """
 
   label: str
-  value: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+  value: str | Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
   paper: str
+
+  def of(self, config: Mapping[str, Any], summary: Mapping[str, Any]) -> Any:
+    """Our value; raises KeyError if the run has none."""
+    if callable(self.value):
+      return self.value(config, summary)
+    if "{" in self.value:
+      return self.value.format(**config)
+    section, _, key = self.value.rpartition(".")
+    return (config[section] if section else summary)[key]
 
 
 class Paper(NamedTuple):
@@ -174,24 +193,6 @@ class Metric:
     return error({}, summary)
 
 
-@dataclasses.dataclass(frozen=True)
-class OfEvaluations:
-  """A `Column.value` computed from the evaluations of a run.
-
-  Attributes:
-    read: function from the rows of metrics.jsonl; NaN if unknown.
-  """
-
-  read: Callable[[list[dict[str, Any]]], float]
-
-  def __call__(
-    self, config: Mapping[str, Any], summary: Mapping[str, Any]
-  ) -> float | None:
-    """Unknown: a summary has no evaluations."""
-    del config, summary
-    return None
-
-
 def at_depth(name: str, factor: float, multiple: float):
   """A metric at `multiple` times the trained number of loops."""
 
@@ -200,3 +201,34 @@ def at_depth(name: str, factor: float, multiple: float):
     return Metric(f"{name}/loop={loop}", factor)(config, summary)
 
   return value
+
+
+def not_scored(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+  """A `Column.value` of benchmarks: `loopjax.eval` scores them, not the run."""
+  del config, summary
+
+
+def numbers(values: Mapping[str, Number | float | str]) -> dict[str, Number]:
+  """The cells of a row; a text stands for what has no number."""
+  return {
+    key: value
+    if isinstance(value, Number)
+    else Number(text=value)
+    if isinstance(value, str)
+    else Number(value)
+    for key, value in values.items()
+  }
+
+
+# What several papers have.
+STEPS = "{run[num_steps]:,} x {run[batch_size]}"
+BITS = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
+NATS = Column("loss", "nats per token", Metric("test/loss"), 3)
+LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
+EXACT = Column("exact", "exact match, %", Metric("test/exact_match", 100.0))
+BITS_BY_LOOPS = Panel(
+  "test, bits per byte", ("depth/bits_per_byte",), over="loops", factor=1.0
+)
+BITS_IN_TRAINING = Panel(
+  "validation, bits per byte", ("validation/bits_per_byte",), factor=1.0
+)

@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from loopjax.analysis.plots import draw, series
 from loopjax.report import grouping, records
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report import settings as settings_lib
 
 FORMATS = (".png", ".pdf", ".svg")  # Endings of `draw_pivot`'s files.
 _MAX_PANELS = 2
@@ -29,7 +27,7 @@ _UNITS = {
 
 def numeric_key(groups: Sequence[grouping.Group]) -> str | None:
   """The setting that a sweep varies, if it is numeric and the only one."""
-  keys = settings_lib.varying(groups)
+  keys = grouping.varying(groups)
   if len(keys) != 1:
     return None
   values = [group.overrides.get(keys[0]) for group in groups]
@@ -40,15 +38,9 @@ def numeric_key(groups: Sequence[grouping.Group]) -> str | None:
 def draw_curve(
   groups: Sequence[grouping.Group], sweep: paper_lib.Sweep, key: str
 ) -> bytes | None:
-  """Draws the first columns against a setting; None if there are no runs.
+  """A PNG of the first columns against a setting; None if there are no runs.
 
-  Args:
-    groups: the sweep's groups.
-    sweep: the sweep's columns and the paper's rows.
-    key: the setting, from `numeric_key`.
-
-  Returns:
-    A PNG.
+  The setting is from `numeric_key`.
   """
   groups = sorted(groups, key=lambda group: group.overrides[key])
   columns = [
@@ -61,14 +53,14 @@ def draw_curve(
   figure = draw.new(4.6 * len(columns), 3.3)
   panels = figure.subplots(1, len(columns), squeeze=False)[0]
   for axes, column in zip(panels, columns, strict=True):
-    draw.tidy(axes, column.label, settings_lib.words(key), "")
+    draw.tidy(axes, column.label, grouping.words(key), "")
     axes.set_xticks(
       range(len(groups)), [f"{group.overrides[key]:g}" for group in groups]
     )
     _points(axes, "ours", [grouping.ours(g, column) for g in groups])
     rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
-    numbers = [row.values.get(column.key) if row else None for row in rows]
-    _points(axes, "paper", numbers)
+    theirs = [row.values.get(column.key) if row else None for row in rows]
+    _points(axes, "paper", theirs)
     axes.set_xlim(-0.4, len(groups) - 0.6)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9)
@@ -78,16 +70,11 @@ def draw_curve(
 def draw_panels(
   groups: Sequence[grouping.Group], sweep: paper_lib.Sweep
 ) -> bytes | None:
-  """Draws the curves of all items, overlaid.
+  """A PNG of the curves of all items, overlaid; None if there is no curve.
 
-  Args:
-    groups: the sweep's groups; a group has one colour, and each of its runs one
-      line. In plots over a setting, lines connect groups.
-    sweep: its panels are drawn, except those without a curve. A group has the
-      name of the paper's row, if it is the only one of that row.
-
-  Returns:
-    A PNG; None if there is no curve.
+  A group has one colour, each of its runs one line, and the name of the paper's
+  row if it is the only one of that row. In plots over a setting, lines connect
+  groups. Panels without a curve are not drawn.
   """
   drawn = [
     (
@@ -102,7 +89,6 @@ def draw_panels(
   if not drawn:
     return None
   across = min(len(drawn), _MAX_PANELS)
-  num_rows = -(-len(drawn) // across)
   labels = {curve.label for _, curves in drawn for curve in curves}
   # A legend has room below the panels for this many entries side by side.
   room = _LINE * across
@@ -110,12 +96,11 @@ def draw_panels(
   num_columns = max(1, room // (min(room, max(map(len, labels))) + 6))
   lines = sum(text.count("\n") + 1 for text in wrapped.values())
   below = 0.22 * -(-lines // num_columns)
-  figure = draw.new(4.6 * across, 3.3 * num_rows + below)
-  grid = figure.subplots(num_rows, across, squeeze=False).ravel()
-  for axes in grid[len(drawn) :]:
-    axes.set_visible(False)
-  for axes, (panel, curves) in zip(grid, drawn, strict=False):
-    unit = _UNITS.get(panel.over) or settings_lib.words(panel.over)
+  down = -(-len(drawn) // across)
+  figure = draw.new(4.6 * across, 3.3 * down + below)
+  grid = draw.panels(figure, len(drawn), across)
+  for axes, (panel, curves) in zip(grid, drawn, strict=True):
+    unit = _UNITS.get(panel.over) or grouping.words(panel.over)
     draw.tidy(axes, panel.title, unit, "")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
     if panel.over == "examples":
@@ -129,7 +114,7 @@ def draw_panels(
       axes.plot(
         curve.x,
         curve.y,
-        color=draw.PALETTE[curve.color % len(draw.PALETTE)],
+        color=draw.color(curve.color),
         linestyle="--" if curve.dashed else "-",
         marker="o" if "." in panel.over else None,
         ms=4,
@@ -139,7 +124,7 @@ def draw_panels(
     if _from_zero(panel):
       axes.set_ylim(bottom=0)
   entries: dict[str, Any] = {}
-  for axes in grid[: len(drawn)]:
+  for axes in grid:
     handles, known = axes.get_legend_handles_labels()
     entries = dict(zip(known, handles, strict=True)) | entries
   figure.legend(
@@ -169,15 +154,13 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   across = min(len(panels), _MAX_PANELS)
   down = -(-len(panels) // across)
   figure = draw.new(4.6 * across, 3.3 * down)
-  grid = figure.subplots(down, across, squeeze=False).ravel()
-  for axes in grid[len(panels) :]:
-    axes.set_visible(False)
-  for axes, (metric, columns) in zip(grid, panels.items(), strict=False):
-    draw.tidy(axes, metric, settings_lib.words(setting), "")
+  grid = draw.panels(figure, len(panels), across)
+  for axes, (metric, columns) in zip(grid, panels.items(), strict=True):
+    draw.tidy(axes, metric, grouping.words(setting), "")
     axes.set_xticks(range(len(rows)), [str(rows[place]) for place in places])
     for number, column in enumerate(columns):
-      color = draw.PALETTE[number % len(draw.PALETTE)]
-      label = settings_lib.as_text(column.settings)
+      color = draw.color(number)
+      label = grouping.as_text(column.settings)
       cells = [column.cells[place] for place in places]
       axes.errorbar(
         range(len(cells)),
@@ -205,7 +188,7 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
 def caption(sweep: paper_lib.Sweep) -> str:
   """What the panels show, in words."""
   over = {panel.over: None for panel in sweep.panels}
-  axes = " or ".join(_UNITS.get(x) or settings_lib.words(x) for x in over)
+  axes = " or ".join(_UNITS.get(x) or grouping.words(x) for x in over)
   dashed = any(len(panel.names) > 1 for panel in sweep.panels)
   away = [p.title for p in sweep.panels if not _from_zero(p)]
   parts = [
@@ -222,9 +205,7 @@ def _from_zero(panel: paper_lib.Panel) -> bool:
 
 
 def _bands(
-  axes: axes_lib.Axes,
-  panel: paper_lib.Panel,
-  groups: Sequence[grouping.Group],
+  axes: axes_lib.Axes, panel: paper_lib.Panel, groups: Sequence[grouping.Group]
 ) -> None:
   """Where the paper's mean and deviation are on the axis, and where ours."""
   assert panel.band
@@ -263,7 +244,7 @@ def _points(
   known = not all(map(math.isnan, means))
   counts = sorted({len(n.seeds) for n in numbers if n and n.seeds})
   n = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-  named = f"{label}, {n} seeds" if n else label
+  named = f"{label}, {n} seed{'s' * (n != '1')}" if n else label
   seeds = [
     (x + side, value)
     for x, number in enumerate(numbers)
@@ -310,7 +291,7 @@ def by_run(
   rows: Sequence[paper_lib.Row],
 ) -> list[Curve]:
   """Every curve that a completed run has; groups differ in colour."""
-  keys = settings_lib.distinguishing(groups)
+  keys = grouping.distinguishing(groups)
   found = [grouping.row_of(group.settings, rows) for group in groups]
   curves = []
   for number, (group, row) in enumerate(zip(groups, found, strict=True)):
@@ -321,7 +302,7 @@ def by_run(
       for key in keys
       if key in group.overrides and key not in panel.settings
     }
-    label = settings_lib.as_text(changed) or settings_lib.AS_IT_IS
+    label = grouping.as_text(changed) or grouping.AS_IT_IS
     if row and found.count(row) == 1:
       label = row.label
     for run in filter(lambda run: run.done, group.runs):
@@ -349,7 +330,7 @@ def by_setting(
   curves = []
   for number, (value, points) in enumerate(lines.items()):
     x, y = np.array(sorted(points), float).T
-    label = settings_lib.as_text({panel.lines: value})
+    label = grouping.as_text({panel.lines: value})
     curves.append(Curve(number, label, False, x, y))
   return curves
 
@@ -357,40 +338,12 @@ def by_setting(
 def _read(
   run: runs_lib.Run, name: str, over: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The points of one curve of a run."""
+  """The points of one curve of a run, see `Panel.over`."""
+  if over == "loops":
+    return series.by_depth(run.summary["metrics"], name)
+  rows = run.rows
+  steps, values = series.scalar(rows, *name.split("/", 1))
   if over == "examples":
-    return _over_examples(run, name)
-  return _over_loops(run, name) if over == "loops" else _over(run, name, over)
-
-
-def _over(
-  run: runs_lib.Run, name: str, other: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """Values of one "split/metric", and of another at the same steps."""
-  rows = run.rows
-  (x_steps, x), (y_steps, y) = (
-    series.scalar(rows, *metric.split("/", 1)) for metric in (other, name)
-  )
-  return x[np.isin(x_steps, y_steps)], y[np.isin(y_steps, x_steps)]
-
-
-def _over_examples(
-  run: runs_lib.Run, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-  """Examples seen, and the values of "split/metric" there."""
-  split, _, metric = name.partition("/")
-  rows = run.rows
-  steps, values = series.scalar(rows, split, metric)
-  return steps * run.config["run"]["batch_size"], values
-
-
-def _over_loops(run: runs_lib.Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Numbers of loops, from 1, and the metric of the output after each."""
-  pattern = re.compile(rf"{re.escape(name)}/loop=(\d+)")
-  found = sorted(
-    (int(match[1]) + 1, value)
-    for key, value in run.summary["metrics"].items()
-    if (match := pattern.fullmatch(key))
-  )
-  loops, values = zip(*found, strict=True) if found else ((), ())
-  return np.asarray(loops, int), np.asarray(values, float)
+    return steps * run.config["run"]["batch_size"], values
+  other = series.scalar(rows, *over.split("/", 1))
+  return series.together(other, (steps, values))

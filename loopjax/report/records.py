@@ -92,11 +92,8 @@ def read(places: Iterable[str | os.PathLike[str]]) -> list[runs_lib.Run]:
   """The runs of work directories, sweeps, stored runs, and folders of these.
 
   The runs that a sweep has planned are among them. Each run is there once, in
-  the order of the places.
-
-  Args:
-    places: paths, patterns of paths (what they match besides runs is left
-      out), or zoo:NAME.
+  the order of the places: paths, patterns of paths (what they match besides
+  runs is left out), or zoo:NAME.
 
   Raises:
     UserError: a place has no runs, or they cannot be read.
@@ -168,10 +165,8 @@ def metrics_of(
 ) -> list[str]:
   """The names of the scores that are wanted, in order.
 
-  Args:
-    runs: the runs.
-    wanted: names or patterns such as "depth/loss/loop=*"; if empty, all scores
-      except training's, standard errors, and those of groups and loops.
+  They are names or patterns such as "depth/loss/loop=*"; if empty, all scores
+  except training's, standard errors, and those of groups and loops.
 
   Raises:
     UserError: no run has such a score.
@@ -199,9 +194,7 @@ def records(
 ) -> list[dict[str, Any]]:
   """A dict per run: its path, state, settings that differ, and scores.
 
-  Args:
-    runs: the runs.
-    metrics: as in `metrics_of`.
+  `metrics` as in `metrics_of`.
   """
   settings = [settings_of(run) for run in runs]
   scores = [scores_of(run) for run in runs]
@@ -244,7 +237,6 @@ def pivot(
   With a seed in `columns` each seed has a column, followed by their mean.
 
   Args:
-    runs: the runs.
     metrics: as in `metrics_of`.
     rows: the settings that identify a row, "section.key"; if empty, all in
       which the runs differ, except the seeds and `columns`.

@@ -9,6 +9,8 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.config import renames
 from loopjax.errors import UserError
+from loopjax.report import papers
+from loopjax.report.paper import Paper
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 
@@ -46,6 +48,12 @@ class Run(NamedTuple):
     return workdir_lib.read_metrics(self.directory)
 
   @property
+  def paper(self) -> Paper | None:
+    """The paper of its task and family, if any."""
+    names = [self.config.get(x, {}).get("name") for x in ("task", "model")]
+    return papers.of(*names)
+
+  @property
   def done(self) -> bool:
     """Whether the run is complete, so that its numbers count."""
     return self.state == "completed"
@@ -76,6 +84,11 @@ class Plan(NamedTuple):
   title: str = ""
   verdict: str = ""
   chosen_for: tuple[str, ...] | None = None
+
+  @property
+  def paper(self) -> Paper | None:
+    """The paper of its task and family, if any."""
+    return papers.of(self.task, self.model)
 
 
 def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:

@@ -3,16 +3,15 @@
 import collections
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loopjax.analysis.plots import series
 from loopjax.commands import document
 from loopjax.commands.document import Cell, Table
-from loopjax.report import grouping, papers, plots
+from loopjax.report import grouping, plots
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report import settings as settings_lib
 
 
 def sweep_blocks(
@@ -20,17 +19,14 @@ def sweep_blocks(
 ) -> list[document.Block]:
   """A sweep: our numbers next to the paper's, scale, plot and commands.
 
-  Args:
-    plan: the sweep and its runs.
-    pictures: path of its plots without a suffix, in a directory next to the
-      document.
+  `pictures` is the path of its plots without a suffix, in a directory next to
+  the document.
   """
-  paper = papers.of(plan.task, plan.model)
-  sweep = sweep_of(plan, paper)
+  paper, sweep = plan.paper, sweep_of(plan)
   groups = grouping.group_by_seed(plan.runs)
   table, notes = comparison_table(sweep, groups, paper, plan.chosen_for)
   sentences = [_source(sweep), *notes]
-  if same := settings_lib.same_everywhere(groups):
+  if same := grouping.same_everywhere(groups):
     sentences.append(f"In every run: {same}.")
   directory = plan.directory.resolve().name
   sentences.append(f"Runs: {directory}, sweep {plan.name}.")
@@ -57,16 +53,14 @@ def sweep_blocks(
 
 def title(plan: runs_lib.Plan) -> str:
   """Heading of a sweep's table."""
-  paper = papers.of(plan.task, plan.model)
-  return plan.title or sweep_of(plan, paper).title
+  return plan.title or sweep_of(plan).title
 
 
 def runs_block(runs: Sequence[runs_lib.Run]) -> document.Table:
   """Runs that belong to no sweep, one row each."""
   rows = []
   for run in runs:
-    paper = paper_of(run)
-    columns = paper.columns if paper else _DEFAULT_COLUMNS
+    columns = run.paper.columns if run.paper else _DEFAULT_COLUMNS
     group = grouping.Group({}, [run])
     scores = [(column, grouping.ours(group, column)) for column in columns]
     text = "; ".join(
@@ -87,20 +81,13 @@ def scale_blocks(
   if not there:
     return [document.Paragraph("None of these runs exist yet.")]
   facts = [
-    (fact.label, _values(fact.value, there), fact.paper)
-    for fact in (paper.scale if paper else ())
+    (fact.label, _values(fact, there), fact.paper)
+    for fact in (*(paper.scale if paper else ()), *_ORIGIN)
   ]
   headline = "; ".join(
     f"{label}: {value} (paper: {theirs})"
-    for label, value, theirs in facts[: paper_lib.HEADLINE]
+    for label, value, theirs in (facts if paper else [])[: paper_lib.HEADLINE]
   )
-  facts += [
-    (label, _values(value, there), "")
-    for label, value in (
-      ("versions", lambda _, s: pairs(s["versions"])),
-      ("revision", lambda _, s: s["revision"] or "not in a checkout"),
-    )
-  ]
   header = [Cell("size"), Cell("", kind="ours"), Cell("", kind="paper")]
   rows = [
     [Cell(label), Cell(value, kind="ours"), Cell(theirs, kind="paper")]
@@ -122,17 +109,19 @@ def commands_block(runs: Sequence[runs_lib.Run]) -> document.Fold:
 
 
 _DEFAULT_COLUMNS = (
-  paper_lib.Column(
-    "exact", "exact match, %", paper_lib.Metric("test/exact_match", 100.0)
-  ),
+  paper_lib.EXACT,
   paper_lib.Column("loss", "loss, nats", paper_lib.Metric("test/loss"), 3),
 )
-
-
-def paper_of(run: runs_lib.Run) -> paper_lib.Paper | None:
-  """The paper of a run's task and family, or None."""
-  names = (run.config.get(part, {}).get("name") for part in ("task", "model"))
-  return papers.of(*names)
+_ORIGIN = (  # Of every run, besides what its paper has.
+  paper_lib.Scale(
+    "versions",
+    lambda _, s: " ".join(f"{name} {x}" for name, x in s["versions"].items()),
+    "",
+  ),
+  paper_lib.Scale(
+    "revision", lambda _, s: s["revision"] or "not in a checkout", ""
+  ),
+)
 
 
 def _image(
@@ -145,15 +134,14 @@ def _image(
   return document.Image(picture, f"{path.parent.name}/{path.name}", text)
 
 
-def sweep_of(
-  plan: runs_lib.Plan, paper: paper_lib.Paper | None
-) -> paper_lib.Sweep:
+def sweep_of(plan: runs_lib.Plan) -> paper_lib.Sweep:
   """The paper's record of a sweep, or a plain table for an unknown sweep.
 
   Without a paper's numbers, the rows may be a search: they then start with the
   first validation score, by which a row may be chosen. Stored runs say whether
   they are a search.
   """
+  paper = plan.paper
   if paper and plan.name in paper.sweeps:
     sweep = paper.sweeps[plan.name]
   else:
@@ -188,12 +176,12 @@ def _source(sweep: paper_lib.Sweep) -> str:
   return f"No paper has numbers for it{f' ({more})' if more else ''}."
 
 
-def _values(value, runs: Iterable[runs_lib.Run]) -> str:
+def _values(fact: paper_lib.Scale, runs: Iterable[runs_lib.Run]) -> str:
   """The distinct values of one fact over runs; "–" if it is unknown."""
   found = []
   for run in runs:
     try:
-      found.append(value(run.config, run.summary))
+      found.append(fact.of(run.config, run.summary))
     except KeyError:  # Another task, or a run that is not complete.
       continue
   return distinct(found)
@@ -225,7 +213,7 @@ def comparison_table(
   rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
   names = []
   for group, row in zip(groups, rows, strict=True):
-    name, also = settings_lib.of_group(group, groups)
+    name, also = grouping.of_group(group, groups)
     small = "; ".join(filter(None, (row.label if row else "", also)))
     names.append(Cell(name, small))
   columns: _Columns = [(Cell("setting"), names)]
@@ -384,11 +372,6 @@ def distinct(values: Iterable[Any]) -> str:
   more = [f"and {len(texts) - _MAX_VALUES} more"]
   shown = texts[:_MAX_VALUES] + (more if len(texts) > _MAX_VALUES else [])
   return ", ".join(shown) or "–"
-
-
-def pairs(mapping: Mapping[str, Any]) -> str:
-  """Keys and values in a line."""
-  return " ".join(f"{key} {value}" for key, value in mapping.items())
 
 
 def score(value: float, standard_error: float | None) -> str:

@@ -69,7 +69,7 @@ def make_items(
       f" {', '.join(sorted(there_are))}" + similar(name, there_are)
     )
   base = config_lib.to_dict(config)
-  varied = _varied(there_are[name])
+  varied = sections.differing(list(there_are[name]))
   known = _known(workdir, name)
   items: list[SweepItem] = []
   for wanted in there_are[name]:
@@ -161,17 +161,6 @@ def _directory(
     if one.config == config:
       return one.directory
   return ""
-
-
-def _varied(items: Iterable[Mapping[str, Any]]) -> set[str]:
-  """The settings that some items of a sweep have otherwise than others."""
-  items = list(items)
-  return {
-    key
-    for item in items
-    for key in item
-    if any(key not in x or x[key] != item[key] for x in items)
-  }
 
 
 def slug(

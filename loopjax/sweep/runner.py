@@ -115,13 +115,7 @@ def run_command(
   stop: StopRequest,
   cores: Cores = None,
 ) -> tuple[int, str]:
-  """Runs a command and appends its output to a log.
-
-  Args:
-    command: program and arguments.
-    log: path of the log.
-    stop: forwards signals to the command.
-    cores: the CPU cores that the command may use.
+  """Runs a command on some CPU cores and appends its output to a log.
 
   Returns:
     The exit status, negative if a signal ended the command, and its last line

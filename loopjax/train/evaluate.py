@@ -11,7 +11,7 @@ import numpy as np
 
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax.data import checked, pipeline
+from loopjax.data import check_scores, pipeline
 from loopjax.errors import UserError
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.run import metrics
@@ -103,11 +103,15 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
   """The compiled `eval_step`: (params, batch, group_sizes) -> sums."""
   settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
+
+  def score(output: Output, batch: Batch) -> Mapping[str, Any]:
+    return check_scores(task, task.score(output, batch), len(batch["inputs"]))
+
   return jax.jit(
     functools.partial(
       program_lib.on_mesh(mesh, eval_step_lib.eval_step),
       graphdef=program.graphdef,
-      score=functools.partial(_scores, task),
+      score=score,
       num_loops=settings.eval_loops,
       kind=settings.eval.execution,
       trace=tuple(
@@ -119,13 +123,6 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
     static_argnames="group_sizes",
     out_shardings=sharding.replicated(mesh),
   )
-
-
-def _scores(task: Any, output: Output, batch: Batch) -> dict[str, Any]:
-  """The task's scores, checked."""
-  found = task.score(output, batch)
-  checked.scores(task, found, len(batch["inputs"]))
-  return found
 
 
 def _group_sizes(dataset: Dataset) -> tuple[tuple[str, int], ...]:

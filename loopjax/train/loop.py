@@ -81,7 +81,8 @@ def train(
     context: everything that this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
-    meta: the metadata of this state, as in `progress`.
+    meta: the metadata that a checkpoint stores besides this state; those at the
+      start of the run, see `procedure`.
     writer: writer of the metrics.
     started: `time.monotonic` of a start without interruptions.
     mode: "train" or "train_and_eval".
@@ -103,8 +104,8 @@ def train(
       return  # Already saved.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
     seconds = time.monotonic() - started
-    now = progress(meta, at + ahead, seconds, unlogged, teacher.step)
-    context.checkpoints.save(at, state, now)
+    now = {"batches": at + ahead, "wall_seconds": seconds, "pending": unlogged}
+    context.checkpoints.save(at, state, {**meta, **now})
 
   try:
     while True:
@@ -153,32 +154,6 @@ def train(
     return state, Outcome("preempted", "", costs)
   finally:
     tracer.close()
-
-
-def progress(
-  before: Mapping[str, Any],
-  batches: int,
-  wall_seconds: float,
-  pending: list[Any],
-  teacher_step: int | None,
-) -> dict[str, Any]:
-  """The metadata that a checkpoint stores besides the state.
-
-  Args:
-    before: the metadata at the start: of the run, "num_steps", "batch_size",
-      "extended" (where it had others, see `procedure`) and "data", checksums.
-    batches: index of the next batch, counted in this batch size.
-    wall_seconds: duration of the run so far.
-    pending: metrics of steps not yet logged.
-    teacher_step: step of the teacher's checkpoint.
-  """
-  return {
-    **before,
-    "batches": batches,
-    "wall_seconds": wall_seconds,
-    "pending": pending,
-    "teacher_step": teacher_step,
-  }
 
 
 def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.config import settings as settings_lib
-from loopjax.data import checked
+from loopjax.data import check_dataset
 from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
 from loopjax.program import step
@@ -65,9 +65,7 @@ def make_datasets(
       seed=settings.run.seed,
       rows=rows,
     )
-    found[split] = checked.dataset(
-      task, settings.task, split, len(rows), dataset
-    )
+    found[split] = check_dataset(task, settings.task, split, len(rows), dataset)
   return found
 
 
@@ -329,16 +327,22 @@ def _train_and_evaluate(
     started -= meta["wall_seconds"]
   else:
     state = _fresh_state(context)
-    meta = train_loop.progress({}, 0, 0.0, [], None)
+    meta = {
+      "batches": 0,
+      "wall_seconds": 0.0,
+      "pending": [],
+      "teacher_step": None,
+    }
   at = int(state.step)
   known = len(meta.get("extended", ()))
   meta = _continued(context, meta, at)
   teacher = teacher_lib.load(
     settings, context.program.abstract_teacher, meta["teacher_step"]
   )
+  meta["teacher_step"] = teacher.step
   if not restored and (settings.run.init_from or settings.run.teacher):
     # Saved now: the runs from which it starts may continue meanwhile.
-    context.checkpoints.save(0, state, {**meta, "teacher_step": teacher.step})
+    context.checkpoints.save(0, state, meta)
   if jax.process_index() == 0:
     if not restored and (source := settings.run.init_from):
       tokenizer = settings.plain["task"].get("tokenizer", "")
@@ -397,6 +401,10 @@ def _continued(
   context: train_loop.RunContext, meta: Mapping[str, Any], at: int
 ) -> dict[str, Any]:
   """The metadata of a state, for this start of the run.
+
+  "batches" is the index of the next batch, counted in this batch size;
+  "wall_seconds" the duration of the run up to the state; "pending" the metrics
+  of steps not yet logged; "teacher_step" the step of the teacher's checkpoint.
 
   Where the run has other steps or another batch size than the start that saved
   the state, it says at which step, and what they were. Batches of another size

@@ -52,11 +52,9 @@ class Run(NamedTuple):
 
 
 def read(workdir: pathlib.Path, now: float) -> Run:
-  """Reads a run; partly written rows are skipped.
+  """Reads a run at a time in seconds since the epoch.
 
-  Args:
-    workdir: the work directory.
-    now: seconds since the epoch, as from `time.time`.
+  Partly written rows are skipped.
 
   Raises:
     UserError: the directory contains no run.
@@ -148,17 +146,8 @@ def _lines(rows: series.Rows, name: str, splits: Iterable[str]) -> list[Line]:
 def _by_depth(rows: series.Rows, name: str) -> Line | None:
   """The newest score or state after each evaluated number of loops."""
   newest = next((x for x in reversed(rows) if x["split"] == "depth"), {})
-  prefix = f"{name}/loop="
-  found = {
-    int(key.removeprefix(prefix)) + 1: value
-    for key, value in newest.items()
-    if key.startswith(prefix)
-  }
-  if not found:
-    return None
-  loops = np.array(sorted(found))
-  values = np.array([found[k] for k in loops.tolist()], float)
-  return Line(name.replace("_", " "), loops, values)
+  loops, values = series.by_depth(newest, name)
+  return Line(name.replace("_", " "), loops, values) if len(loops) else None
 
 
 def _loops(rows: series.Rows) -> list[Line]:

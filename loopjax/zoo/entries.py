@@ -13,14 +13,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
 from loopjax.commands import document
-from loopjax.commands.document import (
-  Bullets,
-  Cell,
-  Code,
-  Heading,
-  Paragraph,
-  Table,
-)
+from loopjax.commands.document import Cell
 from loopjax.errors import UserError, writing
 from loopjax.run import metrics, zoo
 from loopjax.run import workdir as workdir_lib
@@ -43,7 +36,6 @@ def export(
   """Makes an entry of a complete run; returns its folder.
 
   Args:
-    name: the name of the entry.
     about: what the model does, in a sentence or two, for its card.
     dtype: of the stored parameters, a key of DTYPES.
     root: the folder of entries.
@@ -94,12 +86,9 @@ def export(
 def score(
   name: str, num_examples: int, num_loops: int | None = None
 ) -> dict[str, float]:
-  """Scores of an entry on the first examples of its test split.
+  """Scores of an entry on the first examples of its test split; 0 for all.
 
-  Args:
-    name: of the entry.
-    num_examples: how many; 0 for all.
-    num_loops: loops to run; those of its evaluation if None.
+  By default with the loops of its evaluation.
 
   Raises:
     UserError: there is no such entry, its data are not there, or its model
@@ -141,10 +130,9 @@ def card(
   headline: Sequence[str],
   summary: Mapping[str, Any],
 ) -> str:
-  """The text of the card.
+  """The text of the card of `zoo:NAME`.
 
   Args:
-    name: its name in `zoo:NAME`.
     about: what it does, in a sentence or two.
     task: name of its task.
     headline: names of the scores that matter, of the task and the family.
@@ -159,21 +147,17 @@ def card(
     for command in COMMANDS.get(task, ())
   )
   rows = [
-    [
-      Cell(score),
-      Cell(f"{value:.4g}"),
-      Cell(f"{metrics[score + _ERROR]:.2g}"),
-    ]
+    [Cell(score), Cell(f"{value:.4g}"), Cell(f"{metrics[score + _ERROR]:.2g}")]
     for score in scores
     for value in [metrics[score]]
     if score + _ERROR in metrics
   ]
   versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
   blocks: list[document.Block] = [
-    Heading(1, f"zoo:{name}"),
-    Paragraph(about),
-    Code(commands or f"loopjax zoo score {name}"),
-    Bullets(
+    document.Heading(1, f"zoo:{name}"),
+    document.Paragraph(about),
+    document.Code(commands or f"loopjax zoo score {name}"),
+    document.Bullets(
       [
         f"parameters: {summary['parameters']:,}, stored as {summary['dtype']}",
         f"trained: {summary['steps']:,} steps, {summary['devices']},"
@@ -183,14 +167,14 @@ def card(
         "licence: Apache-2.0",
       ]
     ),
-    Heading(2, "Training"),
-    Code(summary["command"]),
-    Heading(2, "Scores"),
-    Paragraph(
+    document.Heading(2, "Training"),
+    document.Code(summary["command"]),
+    document.Heading(2, "Scores"),
+    document.Paragraph(
       "Measured at the end of training, before the parameters were cast, with"
       " standard errors over examples; summary.json has all scores."
     ),
-    Table([Cell("score"), Cell("mean"), Cell("error")], rows),
+    document.Table([Cell("score"), Cell("mean"), Cell("error")], rows),
   ]
   return document.to_markdown(blocks)
 

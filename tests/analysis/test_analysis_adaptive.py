@@ -9,9 +9,9 @@ import analysis_examples
 import numpy as np
 import pytest
 
+from loopjax.analysis import adaptive
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import positions
-from loopjax.analysis.loops import adaptive
+from loopjax.analysis import text as text_figures
 from loopjax.analysis.plots import draw
 from loopjax.models import MODELS
 from loopjax.types import Output, TaskSpec
@@ -236,13 +236,13 @@ def test_the_loss_is_by_position_in_the_document():
   documents = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
   losses = np.array([[9, 5, 3, 7, 1, 100], [5, 3, 3, 2, 2, 2]], float)
   weights = np.array([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1]], float)
-  edges, means, errors = positions.by_position(losses, weights, documents)
+  edges, means, errors = text_figures.by_position(losses, weights, documents)
   assert edges.tolist() == [0, 1, 3, 6]
   # First tokens 9, 7, 5; the next two 5, 3, 1, 3; then three of the last row.
   np.testing.assert_allclose(means, [7, 3, 2])
   off = [(9 - 7) + (7 - 7), 5 - 7]
   np.testing.assert_allclose(errors[0], np.hypot(*off) / 3)
   ones = np.ones((1, 8))
-  edges, means, _ = positions.by_position(ones, ones, ones)
+  edges, means, _ = text_figures.by_position(ones, ones, ones)
   assert edges.tolist() == [0, 1, 3, 8]
   assert means.tolist() == [1, 1, 1]

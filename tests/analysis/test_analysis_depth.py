@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 from tests_support import crossing
 
+from loopjax.analysis import depth
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis.loops import depth
 from loopjax.program import eval_step
 
 

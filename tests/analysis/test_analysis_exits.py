@@ -1,4 +1,4 @@
-"""Exits of looped models: by hand, against the model, and drawn."""
+"""Exits of looped models and MELT: by hand, against the model, and drawn."""
 
 import functools
 import html
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from loopjax.analysis.loops import exits
+from loopjax.analysis import exits
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.losses import tokens as token_losses
@@ -20,16 +20,16 @@ from loopjax.losses import tokens as token_losses
 LOOPS = 3
 
 
-def learned(params):
+def evaluate_model(*arguments, family="looped", gate=50, **more):
   """As if its gate had learned to distinguish tokens."""
-  if "exit_gate" in params:
-    params["exit_gate"]["kernel"] *= 50
 
+  def learned(params):
+    if "exit_gate" in params:
+      params["exit_gate"]["kernel"] *= gate
 
-evaluate_model = functools.partial(
-  analysis_examples.evaluate, family="looped", change=learned,
-  eval__depth_factor=0,
-)  # fmt: skip
+  return analysis_examples.evaluate(
+    *arguments, family=family, change=learned, eval__depth_factor=0, **more
+  )
 
 
 def by_hand():
@@ -179,3 +179,58 @@ def test_text_is_escaped_and_shaded(tmp_path, monkeypatch):
   assert "http" not in page.replace("http-equiv", "")  # No external resources.
   mean = (1 + 3 * (length - 2)) / (length - 1)
   assert f"Row 1: {mean:.2f} loops per token" in page
+
+
+evaluate_melt = functools.partial(evaluate_model, family="melt", gate=5)
+
+
+@pytest.mark.long
+def test_exits_are_measured_token_by_token(tmp_path, monkeypatch):
+  monkeypatch.setattr(exits, "SKIPPING_THRESHOLDS", (0.3, 0.5, 1.0))
+  evaluated = evaluate_melt(tmp_path)
+  documents = np.repeat([[1, 2]], len(evaluated.batch["inputs"]), axis=0)
+  documents = np.repeat(documents, (10, 6), axis=1)
+  evaluated = evaluated._replace(
+    batch={**evaluated.batch, "documents": documents}
+  )
+  found = exits.measure_skipping(evaluated)
+  assert [row["rule"] for row in found[:: len(exits.SKIPPING_THRESHOLDS)]] == [
+    "gate", "change",
+  ]  # fmt: skip
+  by_threshold = [row["loops"] for row in found if row["rule"] == "gate"]
+  assert by_threshold == sorted(by_threshold, reverse=True)
+  assert by_threshold[0] == pytest.approx(3) and by_threshold[-1] < 2.9
+  model = nnx.merge(evaluated.graphdef, evaluated.params)
+  logits = jax.jit(model)(evaluated.batch["inputs"]).logits
+  losses = token_losses.token_cross_entropy(logits, evaluated.batch["targets"])
+  for row in (found[0], found[len(exits.SKIPPING_THRESHOLDS)]):
+    assert row["threshold"] == 1.0 and row["error"] == 0.0
+    # Only the first document.
+    assert row["loss"] == pytest.approx(float(losses[:, :10].mean()), rel=1e-4)
+  assert found[-1]["loss"] != found[len(exits.SKIPPING_THRESHOLDS)]["loss"]
+  files = exits.draw_skipping(evaluated, found)
+  assert files == [tmp_path / "skipping.png", tmp_path / "skipping.json"]
+  assert json.loads(files[1].read_text()) == {"exits": found}
+
+
+def test_scores_are_the_fewest_loops_that_lose_little():
+  rows = [(1.0, 3.0, 2.0), (0.9, 2.5, 2.01), (0.8, 2.0, 2.02), (0.7, 1.0, 2.03)]
+  found = [
+    {"rule": rule, "threshold": threshold, "loops": loops, "loss": loss}
+    for rule in exits.RULES
+    for threshold, loops, loss in rows
+    if rule == "gate" or threshold == 1
+  ]
+  assert exits.skipping_scores(found) == {
+    "loops_by_gate": 2.0,
+    "loops_by_change": 3,
+  }
+  lost = [{**row, "loss": float("nan")} for row in found]
+  assert exits.skipping_scores(lost) == {}
+
+
+def test_melt_without_a_gate_has_no_exits(tmp_path):
+  assert (
+    exits.measure_skipping(evaluate_melt(tmp_path, model__exit_gate="none"))
+    == []
+  )

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from tests_support import crossing
 
+from loopjax.analysis import depth, figures
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import figures
 from loopjax.analysis import sudoku as pictures
-from loopjax.analysis.loops import depth
 from loopjax.analysis.plots import series
 from loopjax.run import workdir as workdir_lib
 

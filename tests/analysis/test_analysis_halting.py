@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.analysis.loops import halting
+from loopjax.analysis import halting
 from loopjax.loop import halting as rules
 from loopjax.models import MODELS
 
@@ -41,17 +41,17 @@ def test_agrees_with_what_the_rule_counts(rule, count):
   np.testing.assert_allclose(steps, state.steps, rtol=1e-5)
 
 
-def test_histogram_keeps_memory_and_cells_apart():
+def test_memory_and_cells_are_counted_apart():
   steps = np.array([[1, 3, 3], [2, 3, 1]])
-  shares = halting.histogram(steps, 3, 1)
+  parts = halting.by_kind(steps, 1)
+  shares = {name: halting.histogram(x, 3) for name, x in parts.items()}
   np.testing.assert_allclose(shares["memory"], [0.5, 0.5, 0.0])
   np.testing.assert_allclose(shares["cells"], [0.25, 0.0, 0.75])
 
 
-def test_histogram_without_memory_has_cells_alone():
-  shares = halting.histogram(np.array([[1.4, 1.6]]), 3, 0)
-  assert shares.keys() == {"cells"}
-  np.testing.assert_allclose(shares["cells"], [0.5, 0.5, 0.0])
+def test_without_memory_there_are_cells_alone():
+  (cells,) = halting.by_kind(np.array([[1.4, 1.6]]), 0).values()
+  np.testing.assert_allclose(halting.histogram(cells, 3), [0.5, 0.5, 0.0])
 
 
 @pytest.mark.parametrize(

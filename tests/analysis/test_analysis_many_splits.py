@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from loopjax.analysis.loops import depth
+from loopjax.analysis import depth
 from loopjax.analysis.plots import curves, draw
 
 _SPLITS = (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loopjax.analysis.loops import onset
+from loopjax.analysis import onset
 
 
 def rows(expected, losses, **more):

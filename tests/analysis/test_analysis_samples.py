@@ -12,7 +12,7 @@ from flax import nnx
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import samples
+from loopjax.analysis import text as text_figures
 from loopjax.types import Dataset
 
 END = 256
@@ -56,7 +56,7 @@ def _view(directory, name="looped"):
 @pytest.mark.long
 def test_the_likeliest_text_is_what_the_model_says(tmp_path):
   evaluated = _view(tmp_path)
-  (path,) = samples.draw_samples(evaluated)
+  (path,) = text_figures.draw_samples(evaluated)
   text = path.read_text()
   blocks = [
     html.unescape(found)
@@ -75,3 +75,17 @@ def test_the_likeliest_text_is_what_the_model_says(tmp_path):
   assert blocks[1].rstrip("\n") == ";7*8=56;"
   assert blocks[2].rstrip("\n") == bytes(written).decode(errors="replace")
   assert blocks[2] != blocks[3]
+
+
+def test_the_first_document_of_a_row_is_divided_in_the_middle():
+  batch = {
+    "inputs": np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9, 9],
+                        [7, 1, 2, 3, 4, 5], [9, 9, 9, 9, 9, 9]]),
+    "documents": np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0],
+                           [1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1]]),
+  }  # fmt: skip
+  expected = [((1, 2), (3, 4, 5, 6)), ((1,), (2, 3)), ((7,), ())]
+  assert evaluated_lib.halves(batch, 2, 9) == expected
+  del batch["documents"]
+  expected = [((1, 2, 3), (4, 5, 6)), ((1,), (2, 3)), ((7, 1, 2), (3, 4, 5))]
+  assert evaluated_lib.halves(batch, 3, 9) == expected

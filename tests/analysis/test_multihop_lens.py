@@ -8,7 +8,7 @@ import multihop_examples as examples
 import numpy as np
 import pytest
 
-from loopjax.analysis.multihop import lens, readings, rows
+from loopjax.analysis.multihop import instrumented, readings, rows
 from loopjax.analysis.multihop.questions import entity_name
 from loopjax.data.multihop import language, task
 
@@ -17,7 +17,7 @@ from loopjax.data.multihop import language, task
 def test_a_distribution_by_hand():
   """Probabilities 1/2, 1/4, 1/8, 1/8; the logits have an added constant."""
   logits = jnp.log(jnp.array([4.0, 2.0, 1.0, 1.0]))
-  got = lens.read_out(logits, jnp.arange(4))
+  got = instrumented.read_out(logits, jnp.arange(4))
   np.testing.assert_allclose(
     got["probability"], [0.5, 0.25, 0.125, 0.125], rtol=1e-6
   )
@@ -36,7 +36,7 @@ def test_many_distributions_with_ties_and_padding():
   logits = rng.integers(-2, 3, (3, 4, 9)).astype(np.float32)
   logits[..., 7:] = -1e9
   tokens = rng.integers(0, 7, (3, 4, 5))
-  got = lens.read_out(jnp.asarray(logits), jnp.asarray(tokens))
+  got = instrumented.read_out(jnp.asarray(logits), jnp.asarray(tokens))
   for i, j, n in np.ndindex(tokens.shape):
     row, token = logits[i, j, :7].astype(np.float64), tokens[i, j, n]
     chances = np.exp(row) / np.exp(row).sum()
@@ -57,16 +57,16 @@ def test_many_distributions_with_ties_and_padding():
 def test_the_first_loop_is_counted_once():
   said = np.array([[0, 1, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0]], bool)
   first = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
-  assert lens.first_loops(said).astype(int).tolist() == first
+  assert readings.first_loops(said).astype(int).tolist() == first
 
 
 def test_cosines_by_hand():
   """Both are centred on the same vector, the mean of the real rows."""
   table = jnp.array([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [9.0, -9.0]])
-  centre = lens.mean_embedding(table, 1)
+  centre = instrumented.mean_embedding(table, 1)
   np.testing.assert_allclose(centre, [1.0, 1.0])
   state = jnp.array([2.0, 1.0])
-  got = lens.cosines(state, table[:3], centre)
+  got = instrumented.cosines_of(state, table[:3], centre)
   root = math.sqrt(5)
   np.testing.assert_allclose(
     got["cosine"], [2 / root, 1 / root, 6 / (root * math.sqrt(8))], rtol=1e-6
@@ -75,9 +75,8 @@ def test_cosines_by_hand():
   np.testing.assert_allclose(
     got["centred_cosine"], [0, -1, math.sqrt(0.5)], atol=1e-6
   )
-  assert lens.cosines(jnp.zeros(2), table[:3], centre)["cosine"].tolist() == [
-    0, 0, 0,
-  ]  # fmt: skip
+  of_zeros = instrumented.cosines_of(jnp.zeros(2), table[:3], centre)
+  assert of_zeros["cosine"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("format", sorted(language.FORMATS))

@@ -18,7 +18,7 @@ import loopjax
 from loopjax import config as config_lib
 from loopjax import main as main_lib
 from loopjax import program
-from loopjax.data import TASKS, checked, pipeline
+from loopjax.data import TASKS, check_dataset, check_scores, pipeline
 from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.train import evaluate, procedure
@@ -128,17 +128,17 @@ def test_evaluation_marks_its_rows(parity):
     parity.make_dataset(parity.Config(), "train", batch_size=4, seed=0),
   )
   with refused("split 'test': batches have no 'valid', bool"):
-    checked.dataset(parity, config, "test", 4, found)
+    check_dataset(parity, config, "test", 4, found)
 
 
 def test_scores_are_of_rows_and_have_the_headline(parity):
   score = {"exact_match": np.ones(4), "accuracy": (np.ones(4), np.ones(4))}
-  checked.scores(parity, score, 4)
+  check_scores(parity, score, 4)
   with refused(r"parity.score: 'loss' has shape \[\], expected \[4\]"):
-    checked.scores(parity, score | {"loss": np.float32(1)}, 4)
+    check_scores(parity, score | {"loss": np.float32(1)}, 4)
   del score["exact_match"]
   with refused("HEADLINE: score returns no 'exact_match', but accuracy"):
-    checked.scores(parity, score, 4)
+    check_scores(parity, score, 4)
 
 
 def test_a_run_checks_batches_and_scores(parity):

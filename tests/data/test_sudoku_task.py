@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.data.sudoku import bank, symmetry, task
+from loopjax.data import pipeline
 from loopjax.data.sudoku import board as boards
+from loopjax.data.sudoku import puzzles as puzzles_lib
+from loopjax.data.sudoku import symmetry, task
 from loopjax.errors import UserError
 from loopjax.types import Output
 
@@ -65,8 +67,8 @@ def test_augmentation_changes_puzzles_but_not_their_class():
 
 def test_test_puzzles_are_never_augmented():
   config = task.Config(box_rows=2, box_cols=2, augment=True)
-  packed = bank.load_bank(config.board)
-  questions, _ = bank.unpack(config.board, packed.givens, packed.answers)
+  packed = puzzles_lib.load_bank(config.board)
+  questions, _ = puzzles_lib.unpack(config.board, packed.givens, packed.answers)
   there_are = {x.tobytes() for x in questions}
   for split, as_they_are in (("test", True), ("train", False)):
     got = np.concatenate([b["inputs"] for b in batches(config, split)[1]])
@@ -194,7 +196,7 @@ def test_scores_of_hand_made_answers():
 
 
 def test_rating_buckets():
-  names = task._rating_names()
+  names = pipeline.range_names(task.RATING_EDGES)
   assert names == ("0", "1-2", "3-9", "10-29", "30-99", "100+")
   ratings = np.array([0, 1, 2, 3, 9, 10, 99, 100, 5000])
   ids = np.searchsorted(task.RATING_EDGES, ratings, side="right") - 1

@@ -99,7 +99,7 @@ IMPOSSIBLE = {
     ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
     (
       {"num_eval_examples": 1602},
-      r"num_eval_examples=1602 must be a multiple of 4: .*\(2, 4, 6, 8\)",
+      "num_eval_examples=1602 .* multiple of 4: .* 2, 4, 6, 8 operations",
     ),
     ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
     ({"context_length": 512.0}, "context_length=512.0 must be of type int"),

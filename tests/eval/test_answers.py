@@ -13,7 +13,6 @@ from eval_examples import make_run
 
 from loopjax.errors import UserError
 from loopjax.eval.answers import __main__ as entry
-from loopjax.eval.answers import command
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import __main__ as generate
@@ -29,7 +28,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
   samples = [True] * right + [False] * (num - right)
   subsets = list(itertools.combinations(samples, k))
   share = sum(map(any, subsets)) / len(subsets)
-  assert command.pass_at_k(num, right, k) == pytest.approx(share)
+  assert entry.pass_at_k(num, right, k) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -38,16 +37,16 @@ def test_the_error_of_samples_is_their_spread(k):
   generator = np.random.default_rng(0)
   chances = np.array([0.02, 0.1, 0.3, 0.5, 0.9, 1.0])
   drawn = generator.random((4000, len(chances), 12)) < chances[:, None]
-  scores = [command.of_questions(right, k).mean() for right in drawn]
-  squares = [command.error_of_samples(right, k) ** 2 for right in drawn]
+  scores = [entry.of_questions(right, k).mean() for right in drawn]
+  squares = [entry.error_of_samples(right, k) ** 2 for right in drawn]
   assert math.sqrt(np.mean(squares)) == pytest.approx(np.std(scores), rel=0.05)
 
 
 def test_the_error_of_one_sample_in_k_is_that_of_a_share():
   right = np.array([[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]], bool)
   expected = math.sqrt((0.4 * 0.6 + 0 + 0.2 * 0.8) / 4) / 3
-  assert command.error_of_samples(right, 1) == pytest.approx(expected)
-  assert command.error_of_samples(right, 5) is None
+  assert entry.error_of_samples(right, 1) == pytest.approx(expected)
+  assert entry.error_of_samples(right, 5) is None
 
 
 @pytest.mark.parametrize(
@@ -297,7 +296,7 @@ def test_an_answer_is_of_all_flags_that_change_it(
   flags = {*re.findall(r"--([a-z_]+)", capsys.readouterr().out)} - {"help"}
   assert flags == {*OTHER, "questions"}
   given = []
-  monkeypatch.setattr(command, "run", given.append)
+  monkeypatch.setattr(entry, "run", given.append)
   (tmp_path / "other").mkdir()
   files = [
     write(tmp_path / name, answers)
@@ -321,7 +320,7 @@ def test_an_answer_is_of_all_flags_that_change_it(
         "weights": flags.weights, "texts_begin_with": flags.bos,
       }
     )  # fmt: skip
-    return command._facts(options, model, engine)
+    return entry._facts(options, model, engine)
 
   before = facts(files[0])
   assert facts(files[1]) != before != facts(files[2])

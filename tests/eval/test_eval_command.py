@@ -9,7 +9,6 @@ import pytest
 from eval_examples import choices, make_run, texts, write
 
 from loopjax.eval import __main__ as entry
-from loopjax.eval import command
 from loopjax.run import workdir as workdir_lib
 
 
@@ -151,10 +150,10 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
   flags = (f"--folder={folder}", "--checkpoint=0", "--limit=0")
   assert evaluate(runs[0], "--tasks=boxes", *flags) == 0
   assert (runs[0] / "eval" / "boxes,checkpoint=0.json").exists()
-  options = command.Options(
+  options = entry.Options(
     [], "", None, None, 0, False, None, 0.0, None, "int8", None, 1
   )
-  assert command._file_name("a", options) == "a,exit_threshold=0.0,weights=int8"
+  assert entry._file_name("a", options) == "a,exit_threshold=0.0,weights=int8"
   # Other settings have their own file; a zero-shot task has another name, and
   # other flags change no score.
   other = {
@@ -162,12 +161,12 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
     "weights": "int4", "bos": "none",
   }  # fmt: skip
   alike = {"workdirs", "tasks", "folder", "compare", "batch_tokens"}
-  assert {*command.Options._fields} == {*other, *alike, "zero_shot"}
+  assert {*entry.Options._fields} == {*other, *alike, "zero_shot"}
   names = [
-    command._file_name("a", options._replace(**{name: value}))
+    entry._file_name("a", options._replace(**{name: value}))
     for name, value in other.items()
   ]
-  assert len({*names, command._file_name("a", options)}) == 7
+  assert len({*names, entry._file_name("a", options)}) == 7
 
 
 def test_results_are_written_before_they_are_printed(

@@ -7,12 +7,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from loopjax.fit.counts import hlo
-from loopjax.fit.counts import traffic as traffic_lib
+from loopjax.fit import counts, hlo
 
 
 def traffic(text):
-  return traffic_lib.collectives(hlo.parse(text))
+  return counts.collectives(hlo.parse(text))
 
 
 def test_loops_multiply_and_starts_do_not_count():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.fit.counts import hlo
+from loopjax.fit import hlo
 
 
 def array(text):

@@ -12,8 +12,8 @@ from tests_support import ROOT
 
 from loopjax.errors import UserError
 from loopjax.fit import __main__ as fit_main
-from loopjax.fit import ranking, report
-from loopjax.fit.counts import hlo, traffic
+from loopjax.fit import counts as counts_lib
+from loopjax.fit import hlo, ranking, report
 from loopjax.fit.ranking import PARTS, REST
 
 # The GPU program's launches, bytes and operations, by line or operation.
@@ -110,7 +110,7 @@ WHOLE, PART, INDEX, ROWS = 8 * 16 * 4, 2 * 16 * 4, 4, 5 * 4
 def test_bytes_of_an_instruction_as_counted_by_hand(one, expected):
   module = hlo.parse(BY_HAND.replace("ONE", one))
   root = module.computations["main"].root
-  assert traffic.num_bytes(module, "main", root) == expected
+  assert counts_lib.num_bytes(module, "main", root) == expected
 
 
 def test_a_program_for_a_tpu_as_counted_by_hand():

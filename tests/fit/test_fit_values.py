@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.fit.counts import hlo, values
+from loopjax.fit import hlo, values
 
 LINE = "test_fit_values.py"
 

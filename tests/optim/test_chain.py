@@ -20,13 +20,68 @@ CONFIG = chain.Config(
 )
 
 
-def test_cosine_schedule_at_its_corners():
-  schedule = chain.make_schedule(CONFIG, 110)
-  steps = jnp.array([0, 5, 10, 60, 110])
-  middle = (1e-2 + 1e-3) / 2
+# Settings, steps of a run, and the rate at some of them.
+WSD = {"schedule": "wsd", "learning_rate": 0.1, "final_learning_rate": 0.02}
+SCHEDULES = [
+  ({}, 110, {0: 0, 5: 5e-3, 10: 1e-2, 60: 5.5e-3, 110: 1e-3}),
+  (
+    {"schedule": "linear"},
+    110,
+    {0: 0, 5: 5e-3, 10: 1e-2, 60: 5.5e-3, 110: 1e-3, 200: 1e-3},
+  ),
+  (
+    {**WSD, "warmup_steps": 4, "cooldown_fraction": 0.4},
+    100,
+    {2: 0.05, 4: 0.1, 60: 0.1, 80: 0.06, 99: 0.022, 100: 0.02, 200: 0.02},
+  ),
+  # Falls from the start.
+  (
+    {**WSD, "warmup_steps": 0, "cooldown_fraction": 1.0},
+    10,
+    {0: 0.1, 5: 0.06, 10: 0.02},
+  ),
+  # A cooldown of at least a step.
+  (
+    {**WSD, "warmup_steps": 9, "cooldown_fraction": 0.01},
+    10,
+    {8: 0.8 / 9, 9: 0.1, 10: 0.02},
+  ),
+]
+
+
+def make_schedule(changes, num_steps):
+  return chain.make_schedule(dataclasses.replace(CONFIG, **changes), num_steps)
+
+
+@pytest.mark.parametrize(("changes", "num_steps", "rates"), SCHEDULES)
+def test_schedules_at_their_corners(changes, num_steps, rates):
+  schedule = make_schedule(changes, num_steps)
+  found = schedule(jnp.array([*rates]))
+  np.testing.assert_allclose(found, [*rates.values()], rtol=1e-5)
+
+
+def test_constant_schedule_stays():
+  config = chain.Config(schedule="constant", learning_rate=0.1, warmup_steps=4)
+  schedule = chain.make_schedule(config, 100)
   np.testing.assert_allclose(
-    schedule(steps), [0, 5e-3, 1e-2, middle, 1e-3], rtol=1e-5
+    schedule(jnp.array([0, 2, 4, 99])), [0, 0.05, 0.1, 0.1]
   )
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({}, "warmup_steps=10 must be less than run.num_steps=10"),
+    ({"schedule": "linear"}, "warmup_steps=10 must be less than"),
+    (
+      {**WSD, "warmup_steps": 7, "cooldown_fraction": 0.4},
+      "warmup_steps=7 and the 4 steps of opt",
+    ),
+  ],
+)
+def test_warm_up_and_cooldown_must_fit(changes, message):
+  with pytest.raises(UserError, match=message):
+    make_schedule(changes, 10)
 
 
 def test_a_schedule_warms_up_again():
@@ -46,62 +101,6 @@ def test_a_schedule_warms_up_again():
     dataclasses.replace(CONFIG, warmup_steps=0, warm_again=(4,))
 
 
-def test_linear_schedule_at_its_corners():
-  config = dataclasses.replace(CONFIG, schedule="linear")
-  schedule = chain.make_schedule(config, 110)
-  middle = (1e-2 + 1e-3) / 2
-  np.testing.assert_allclose(
-    schedule(jnp.array([0, 5, 10, 60, 110, 200])),
-    [0, 5e-3, 1e-2, middle, 1e-3, 1e-3],
-    rtol=1e-5,
-  )
-  with pytest.raises(UserError, match="warmup_steps=10 must be less than"):
-    chain.make_schedule(config, 10)
-
-
-def test_constant_schedule_stays():
-  config = chain.Config(schedule="constant", learning_rate=0.1, warmup_steps=4)
-  schedule = chain.make_schedule(config, 100)
-  np.testing.assert_allclose(
-    schedule(jnp.array([0, 2, 4, 99])), [0, 0.05, 0.1, 0.1]
-  )
-
-
-def wsd(num_steps, **changes):
-  config = chain.Config(
-    schedule="wsd", learning_rate=0.1, final_learning_rate=0.02, **changes
-  )
-  return chain.make_schedule(config, num_steps)
-
-
-def test_warm_up_stable_decay_at_its_corners():
-  schedule = wsd(100, warmup_steps=4, cooldown_fraction=0.4)
-  np.testing.assert_allclose(
-    schedule(jnp.array([0, 2, 4, 30, 60, 80, 99, 100, 200])),
-    [0, 0.05, 0.1, 0.1, 0.1, 0.06, 0.022, 0.02, 0.02],
-    rtol=1e-5,
-  )
-
-
-def test_warm_up_stable_decay_may_fall_from_the_start():
-  schedule = wsd(10, warmup_steps=0, cooldown_fraction=1.0)
-  np.testing.assert_allclose(
-    schedule(jnp.array([0, 5, 10])), [0.1, 0.06, 0.02], rtol=1e-5
-  )
-
-
-def test_a_cooldown_is_a_step_at_least():
-  schedule = wsd(10, warmup_steps=9, cooldown_fraction=0.01)
-  np.testing.assert_allclose(
-    schedule(jnp.array([8, 9, 10])), [0.8 / 9, 0.1, 0.02], rtol=1e-5
-  )
-
-
-def test_warm_up_and_cooldown_must_fit():
-  with pytest.raises(UserError, match="warmup_steps=7 and the 4 steps of opt"):
-    wsd(10, warmup_steps=7, cooldown_fraction=0.4)
-
-
 def utm_params():
   spec = TaskSpec(6, 16, tuple((i,) for i in range(16)))
   config = utm.Config(width=16, num_heads=2, num_loops=3, norm="rmsnorm")
@@ -109,47 +108,17 @@ def utm_params():
   return nnx.to_pure_dict(nnx.state(model))
 
 
-def names_where(mask):
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/")
-    for path, decays in jax.tree_util.tree_leaves_with_path(mask)
-    if decays
-  }
-
-
-@pytest.mark.long
-def test_tables_are_matrices_and_embeddings():
-  matrices = names_where(parameters.decay_mask(utm_params(), "matrices"))
-  tables = names_where(parameters.decay_mask(utm_params(), "tables"))
-  assert tables - matrices == {
-    "token_embedding/embedding",
-    "step_embedding/embedding",
-  }
-  assert matrices < tables
-
-
-def test_matrices_decay_and_nothing_else():
-  projections = {
-    f"block/attention/{name}/kernel"
-    for name in ("query", "key", "value", "output")
-  }
-  mlp = {f"block/mlp/{name}/kernel" for name in ("gate", "value", "output")}
-  expected = projections | mlp | {"router/kernel", "head/kernel"}
-  assert (
-    names_where(parameters.decay_mask(utm_params(), "matrices")) == expected
-  )
-
-
-def test_stacked_vectors_are_no_matrices():
-  names = ("taps/bias", "A_log", "dt_bias", "attention_norm/scale")
-  params = {f"convolution/{name}": jnp.ones((2, 4)) for name in names}
-  assert not names_where(parameters.decay_mask(params, "matrices"))
-
-
-def test_all_means_all():
+def test_decay_includes_narrower_kinds():
+  """Which kind a parameter is: `test_parameters`."""
   params = utm_params()
-  mask = parameters.decay_mask(params, "all")
-  assert len(names_where(mask)) == len(jax.tree.leaves(params))
+  masks = {
+    decay: jax.tree.leaves(parameters.decay_mask(params, decay))
+    for decay in parameters.DECAYS
+  }
+  kinds = [row.decay for row in jax.tree.leaves(parameters.rows(params))]
+  assert masks["matrices"] == [kind == "matrices" for kind in kinds]
+  assert masks["tables"] == [kind != "all" for kind in kinds]
+  assert all(masks["all"]) and {*kinds} == {*parameters.DECAYS}
 
 
 @pytest.mark.long
@@ -176,16 +145,6 @@ def test_a_step_without_gradient_decays_what_the_mask_says(decay):
   np.testing.assert_allclose(
     changed["router"]["bias"], factor * bias, rtol=1e-6
   )
-
-
-def test_clipping_bounds_what_adam_sees():
-  config = chain.Config(clip_norm=1.0, schedule="constant", warmup_steps=0)
-  tx = chain.make_optimizer(config, 10)
-  params = {"head": {"kernel": jnp.ones((2, 2))}}
-  grads = {"head": {"kernel": jnp.full((2, 2), 100.0)}}
-  _, state = tx.update(grads, tx.init(params), params)
-  moment = optax.tree.get(state, "mu")["head"]["kernel"]
-  np.testing.assert_allclose(moment, 0.1 * 0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +235,6 @@ def test_no_rates_add_no_operation():
   updates, state = scale.update(params, scale.init(params))
   assert updates["input"]["kernel"] is leaf
   assert not jax.tree.leaves(state)
-
-
-def test_warmup_must_end():
-  with pytest.raises(UserError, match="warmup_steps=10"):
-    chain.make_schedule(CONFIG, 10)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

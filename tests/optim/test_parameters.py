@@ -20,275 +20,29 @@ from loopjax.nn.shape import Shape
 from loopjax.optim import parameters
 from loopjax.types import Precision, TaskSpec
 
-
-def under(name, *tables):
-  """The tables' paths below a module's name."""
-  return {
-    f"{name}/{path}": label for table in tables for path, label in table.items()
-  }
-
-
-SQUARE = {
-  "query/kernel": "muon",
-  "key/kernel": "muon",
-  "value/kernel": "muon",
-  "output/kernel": "muon",
-}
-GELU = {"value/kernel": "muon", "output/kernel": "muon"}
-SWIGLU = {**GELU, "gate/kernel": "muon"}
-RMSNORM = {"scale": "adamw"}
-
-
-def block(mlp, norm=RMSNORM, mixer="attention", parts=SQUARE):
-  return {
-    **under(f"{mixer}_norm", norm),
-    **under(mixer, parts),
-    **under("mlp_norm", norm),
-    **under("mlp", mlp),
-  }
-
-
-def text(layers):
-  """A family with a tied table and a norm before the read-out."""
-  return {
-    "token_embedding/embedding": "adamw",
-    "final_norm/scale": "adamw",
-    **layers,
-  }
-
-
-def ends():
-  """Parameters of TRM, HRM and URM around their layers."""
-  return under(
-    "ends",
-    dict.fromkeys(
-      (
-        "token_embedding/embedding",
-        "puzzle_vector",
-        "head/kernel",
-        "halt_head/kernel",
-        "halt_head/bias",
-      ),
-      "adamw",
-    ),
-  )
-
-
-def post_norm(path, mixer=SQUARE, mlp=SWIGLU):
-  """A block whose norms have no parameters."""
-  return {**under(f"{path}/mixer", mixer), **under(f"{path}/mlp", mlp)}
-
-
-def utm(*norm):
-  norms = dict.fromkeys(norm, "adamw")
-  return {
-    "token_embedding/embedding": "adamw",
-    "cell_type/embedding": "adamw",
-    "memory_type/embedding": "adamw",
-    "memory_tokens": "adamw",
-    "step_embedding/embedding": "adamw",
-    **under("block", block(SWIGLU, norms)),
-    "block/attention/query_norm/scale": "adamw",
-    "block/attention/key_norm/scale": "adamw",
-    "router/kernel": "adamw",
-    "router/bias": "adamw",
-    "head/kernel": "adamw",
-    "head/bias": "adamw",
-  }
-
-
-GATED_DELTA = {
-  "query/kernel": "muon",
-  "key/kernel": "muon",
-  "value/kernel": "muon",
-  "convolutions/0/taps": "adamw",
-  "convolutions/1/taps": "adamw",
-  "convolutions/2/taps": "adamw",
-  "fast_weights/decay/kernel": "adamw",
-  "fast_weights/write/kernel": "adamw",
-  "fast_weights/A_log": "adamw",
-  "fast_weights/dt_bias": "adamw",
-  "fast_weights/gate/kernel": "muon",
-  "fast_weights/norm/scale": "adamw",
-  "fast_weights/output/kernel": "muon",
-}
-JET = {
-  **{name: GATED_DELTA[name] for name in GATED_DELTA if "taps" not in name},
-  "convolution/hidden/kernel": "muon",
-  "convolution/taps/kernel": "adamw",
-  "convolution/taps/bias": "adamw",
-}
-
-
-def sleep(memory):
-  return {
-    **text(under("layers", block(SWIGLU))),
-    **under("memories", block(SWIGLU, mixer="memory", parts=memory)),
-  }
-
-
-def recurrent(injection):
-  """A prelude and a core, whose blocks have norms of their sums."""
-  norms = {f"{name}_post_norm/scale": "adamw" for name in ("attention", "mlp")}
-  parts = [under(part, block(SWIGLU), norms) for part in ("prelude", "layers")]
-  return {**text(parts[0]), **parts[1], **under("injection", injection)}
-
-
-BIASES = {
-  f"{name}/bias": "adamw"
-  for name in (
-    "attention/query", "attention/key", "attention/value", "attention/output",
-    "mlp/value", "mlp/output", "mlp/gate",
-  )
-}  # fmt: skip
-STACK = text(under("layers", block(GELU)))
-MELT_GATE = ("bias", "input/kernel", "latent/kernel")
-GATE = {"channel/gate/weight": "adamw", "channel/gate/bias": "adamw"}
-READ = {
-  **under("query_norm", {"scale": "adamw"}),
-  **under("key_norm", {"scale": "adamw"}),
-  "output/kernel": "muon",
-  "gate/kernel": "muon",
-  "gate/bias": "adamw",
-}
-BANK = {"keys": "adamw", "values": "adamw"}
-LAYERNORM = {"scale": "adamw", "bias": "adamw"}
-ADAPTIVE = {
-  "token_embedding/embedding": "adamw",
-  "head/kernel": "adamw",
-  **under("final_norm", LAYERNORM),
-  **under("global_bank", BANK),
-  **under(
-    "layers",
-    under("block", block(GELU, LAYERNORM)),
-    under("loop_norm", LAYERNORM),
-    under("local_bank", BANK),
-    under("local_read", READ),
-    under("global_read", READ),
-    {
-      "loop_scale": "adamw",
-      "router/kernel": "adamw",
-      "router/bias": "adamw",
-    },
-  ),
-}
-MAP = {"kernel": "adamw", "bias": "adamw"}
-LOOPFORMER = {
-  **{
-    path: optimizer
-    for path, optimizer in STACK.items()
-    if not path.startswith("layers/") or "norm" not in path
-  },
-  **under("layers/modulation", MAP),
-  **under("time_embedding", under("input", MAP), under("output", MAP)),
-  **under("size_embedding", under("input", MAP), under("output", MAP)),
-}
-# Families, settings that create all their parameters, and which have them.
+# Families, and settings that together create all their parameters.
 FAMILIES = [
-  ("adaptive", {}, ADAPTIVE),
-  ("disco", {"gate": "learned"}, {**STACK, **GATE}),
-  ("loopformer", {}, LOOPFORMER),
-  ("looped", {"mlp": "swiglu"}, text(under("layers", block(SWIGLU)))),
-  (
-    "looped",
-    {"mlp": "swiglu", "tied": False, "exit_gate": "joint"},
-    {
-      **text(under("layers", block(SWIGLU))),
-      **{
-        name: "adamw"
-        for name in ("head/kernel", "exit_gate/kernel", "exit_gate/bias")
-      },
-    },
-  ),
-  (
-    "melt",
-    {"chunk_size": 48},
-    {
-      **text(under("layers", block(SWIGLU))),
-      **under("latent_gates", dict.fromkeys(MELT_GATE, "adamw")),
-      "layers/attention_post_norm/scale": "adamw",
-      "layers/mlp_post_norm/scale": "adamw",
-      "head/kernel": "adamw",
-    },
-  ),
-  (
-    "plt",
-    {},
-    {
-      **STACK,
-      "window_gates/weight": "adamw",
-      "window_gates/bias": "adamw",
-    },
-  ),
-  ("ponderlm", {"tied": False}, {**STACK, "head/kernel": "adamw"}),
+  ("adaptive", {}),
+  ("disco", {"gate": "learned"}),
+  ("loopformer", {}),
+  ("looped", {"mlp": "swiglu"}),
+  ("looped", {"mlp": "swiglu", "tied": False, "exit_gate": "joint"}),
+  ("melt", {"chunk_size": 48}),
+  ("plt", {}),
+  ("ponderlm", {"tied": False}),
+  ("recurrent", {"mlp": "swiglu", "update": "gate", "qk_bias": True}),
   (
     "recurrent",
-    {
-      "mlp": "swiglu",
-      "num_coda": 0,
-      "loop_norm": "final_only",
-      "update": "gate",
-      "qk_bias": True,
-    },
-    {
-      **recurrent({"adapter/kernel": "muon"}),
-      "update_share": "adamw",
-      **{
-        f"{part}/attention/{name}/bias": "adamw"
-        for part in ("prelude", "layers")
-        for name in ("query", "key")
-      },
-    },
+    {"injection": "diagonal", "depth": "learned", "depth_per": "row"},
   ),
-  (
-    "recurrent",
-    {
-      "mlp": "swiglu",
-      "num_coda": 0,
-      "loop_norm": "final_only",
-      "injection": "diagonal",
-      "depth": "learned",
-      "depth_per": "row",
-    },
-    {
-      **recurrent(
-        {"input_map/kernel": "adamw", "A_log": "adamw", "dt_bias": "adamw"}
-      ),
-      "depth_logits": "adamw",
-    },
-  ),
-  ("sleep", {}, sleep(GATED_DELTA)),
-  ("sleep", {"memory": "jet"}, sleep(JET)),
-  ("transformer", {}, STACK),
-  (
-    "hrm",
-    {"num_layers": 1},
-    {**ends(), **post_norm("low/0"), **post_norm("high/0")},
-  ),
-  (
-    "urm",
-    {"num_layers": 1},
-    {
-      **ends(),
-      **post_norm("layers/0"),
-      "layers/0/mlp/convolution/taps": "adamw",
-      "layers/0/mlp/convolution/bias": "adamw",
-    },
-  ),
-  (
-    "trm",
-    {},
-    {**ends(), **post_norm("layers/0"), **post_norm("layers/1")},
-  ),
-  (
-    "trm",
-    {"mixer": "mlp", "num_layers": 1},
-    {**ends(), **post_norm("layers/0", under("mlp", SWIGLU))},
-  ),
-  ("utm", {"norm": "derf_utm"}, utm("alpha", "shift")),
-  ("utm", {"norm": "derf"}, utm("alpha", "shift", "gain", "bias")),
-  ("utm", {"norm": "rmsnorm"}, utm("scale")),
-  ("utm", {"norm": "layernorm"}, utm("scale", "bias")),
+  ("sleep", {}),
+  ("sleep", {"memory": "jet"}),
+  ("transformer", {}),
+  ("hrm", {"num_layers": 1}),
+  ("urm", {"num_layers": 1}),
+  ("trm", {}),
+  ("trm", {"mixer": "mlp", "num_layers": 1}),
+  *(("utm", {"norm": x}) for x in ("derf_utm", "derf", "rmsnorm", "layernorm")),
 ]
 
 
@@ -313,9 +67,12 @@ def by_path(tree):
   }
 
 
-@pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
-def test_every_parameter_has_its_optimizer(name, settings, expected):
-  assert by_path(parameters.optimizers(params_of(name, settings))) == expected
+def optimizer_of(path):
+  """Muon for hidden maps, with one matrix each."""
+  if re.search("(time|size)_embedding/", path):
+    return "adamw"  # Of one vector per loop.
+  maps = "query|key|value|output|gate|convolution/hidden|adapter"
+  return "muon" if re.search(f"/({maps})/kernel$", path) else "adamw"
 
 
 def decay_of(path):
@@ -347,16 +104,20 @@ def split_of(path):
   return P()
 
 
-@pytest.mark.parametrize(("name", "settings", "expected"), FAMILIES)
-def test_every_parameter_has_its_decay_and_its_place(name, settings, expected):
-  del expected
-  for path, row in by_path(parameters.rows(params_of(name, settings))).items():
+def assert_all_have_their_rows(params):
+  for path, row in by_path(parameters.rows(params)).items():
+    assert row.optimizer == optimizer_of(path), path
     assert row.decay == decay_of(path), path
     assert row.split == split_of(path), path
 
 
+@pytest.mark.parametrize(("name", "settings"), FAMILIES)
+def test_every_parameter_has_its_optimizer_decay_and_place(name, settings):
+  assert_all_have_their_rows(params_of(name, settings))
+
+
 def test_every_family_is_here():
-  assert {name for name, _, _ in FAMILIES} == set(MODELS), "add it to FAMILIES"
+  assert {name for name, _ in FAMILIES} == set(MODELS), "add it to FAMILIES"
 
 
 def sandwich():
@@ -373,13 +134,10 @@ def sandwich():
   return nnx.to_pure_dict(nnx.state(layers))
 
 
-def test_every_part_of_a_block_has_its_optimizer():
-  post_norms = ("attention_post_norm", "mlp_post_norm")
-  assert by_path(parameters.optimizers(sandwich())) == {
-    **block(SWIGLU),
-    **{f"{name}/scale": "adamw" for name in post_norms},
-    **BIASES,
-  }
+def test_every_part_of_a_block_has_its_row():
+  params = sandwich()
+  assert len(by_path(params)) == 4 + 3 + 7 + 4  # Kernels, biases, norms.
+  assert_all_have_their_rows(params)
 
 
 def test_norms_and_biases_of_large_stacks_are_split():
@@ -397,7 +155,7 @@ def test_norms_and_biases_of_large_stacks_are_split():
 
 
 def test_every_row_names_something():
-  trees = [params_of(name, settings) for name, settings, _ in FAMILIES]
+  trees = [params_of(name, settings) for name, settings in FAMILIES]
   pair = {"A": jnp.ones((4, 2)), "B": jnp.ones((2, 4))}
   used = {
     row.pattern

@@ -165,8 +165,10 @@ def test_a_reader_walks_along_a_cycle(tmp_path, browser):
     "right": [[[900, 100, 800], [100, 600, 100]], [[990, 980, 970],
       [960, 950, 940]]],
   }  # fmt: skip
-  facts = page.facts("depo", 7, PASSES, PASSES)
-  facts |= {"family": "sleep", "sleeps": True, "hops": (1, 2)}
+  facts = {
+    "run": "depo", "step": 7, "loops": PASSES, "trainedLoops": PASSES,
+    "levels": [], "family": "sleep", "sleeps": True, "hops": (1, 2),
+  }  # fmt: skip
   inspector = page.Inspector("cycle", facts, pytest.fail, pytest.fail)
   path = tmp_path / "page.html"
   path.write_text(page.make(inspector, [found], served=False))

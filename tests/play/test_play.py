@@ -17,7 +17,7 @@ from tests_support import load_config, smoke
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.analysis.loops import halting
+from loopjax.analysis import halting
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import solver
 from loopjax.errors import UserError

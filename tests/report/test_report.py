@@ -16,15 +16,13 @@ from loopjax.analysis import figures
 from loopjax.data.gsm import task as gsm_task
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import card, grouping, page, plots, table, tables
+from loopjax.report import grouping, page, plots, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report import settings as settings_lib
 from loopjax.report.papers import (
   PAPERS,
   adaptive,
   disco,
-  disco_language,
   looped,
   melt,
   of,
@@ -67,6 +65,12 @@ def make_run(directory, config, exact, **changes):
   (directory / "figures" / "curves.png").write_bytes(PNG)
 
 
+def log(directory, rows):
+  """Writes the metrics.jsonl of a run."""
+  lines = "".join(json.dumps(row) + "\n" for row in rows)
+  (directory / "metrics.jsonl").write_text(lines)
+
+
 def items_of(name, preset="smoke", file="sudoku_utm"):
   sweeps = namespace(file)["sweeps"]
   config = load_config(file, preset)
@@ -103,7 +107,7 @@ def workdir(tmp_path):
   unfinished = tmp_path / items[4].slug
   unfinished.mkdir()
   workdir_lib.write_json(unfinished / "config.json", items[4].config)
-  (unfinished / "metrics.jsonl").write_text('{"step": 10, "split": "train"}\n')
+  log(unfinished, [{"step": 10, "split": "train"}])
   return tmp_path
 
 
@@ -201,7 +205,7 @@ def test_numbers_agree_within_two_standard_errors_of_both():
     ("sudoku_utm", utm.PAPER),
     ("multihop_disco", disco.PAPER),
     ("language_disco", disco.PAPER),
-    ("lm_disco", disco_language.PAPER),
+    ("lm_disco", disco.LANGUAGE),
     ("automaton_sleep", sleep.AUTOMATON),
     ("depo_sleep", sleep.DEPO),
     ("lm_adaptive", adaptive.PAPER),
@@ -348,10 +352,7 @@ def test_another_configuration_does_not_count(workdir):
     *(("sudoku_utm", utm.PAPER, name) for name in utm.PAPER.sweeps),
     *(("multihop_disco", disco.PAPER, name) for name in disco.PAPER.sweeps),
     *(("language_disco", disco.PAPER, name) for name in ("models", "gate")),
-    *(
-      ("lm_disco", disco_language.PAPER, name)
-      for name in disco_language.PAPER.sweeps
-    ),
+    *(("lm_disco", disco.LANGUAGE, name) for name in disco.LANGUAGE.sweeps),
     *(("automaton_sleep", sleep.AUTOMATON, n) for n in sleep.AUTOMATON.sweeps),
     *(("depo_sleep", sleep.DEPO, name) for name in sleep.DEPO.sweeps),
     *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
@@ -407,12 +408,18 @@ def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
   assert "57.4\u00a0±\u00a00.7" in written(workdir)[1].read_text()
 
 
-def drawn_by(monkeypatch, groups, panels, rows=()):
-  """{title: [(label, style, x, y)]} of the figure."""
+def figures_of(monkeypatch, groups, sweep):
+  """The figures of a sweep's panels: one, or none."""
   figures = []
   monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
-  sweep = paper_lib.Sweep("", "", (), tuple(rows), panels=panels)
   plots.draw_panels(groups, sweep)
+  return figures
+
+
+def drawn_by(monkeypatch, groups, panels, rows=()):
+  """{title: [(label, style, x, y)]} of the figure."""
+  sweep = paper_lib.Sweep("", "", (), tuple(rows), panels=panels)
+  figures = figures_of(monkeypatch, groups, sweep)
   return {
     axes.get_title(loc="left"): [
       (line.get_label(), line.get_linestyle(), *map(list, line.get_data()))
@@ -438,8 +445,7 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
       {"step": 20, "split": "validation_ood_2", "accuracy": 0.25},
       {"step": 20, "split": "train_2", "stage1_accuracy": 0.5},  # One point.
     ]
-    lines = "\n".join(map(json.dumps, rows))
-    (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
+    log(tmp_path / item.slug, rows)
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   panels = disco.PAPER.sweeps["models"].panels
   drawn = drawn_by(monkeypatch, groups, panels)
@@ -501,7 +507,7 @@ def test_the_report_knows_every_sweep():
   assert set(utm.PAPER.sweeps) == names_of("sudoku_utm")
   assert set(disco.PAPER.sweeps) == names_of("multihop_disco")
   assert names_of("language_disco") <= set(disco.PAPER.sweeps)
-  assert set(disco_language.PAPER.sweeps) == names_of("lm_disco")
+  assert set(disco.LANGUAGE.sweeps) == names_of("lm_disco")
   for task in ("automaton", "depo", "gsm"):
     assert set(PAPERS[task].sweeps) == names_of(f"{task}_sleep")
   assert set(adaptive.PAPER.sweeps) == names_of("lm_adaptive")
@@ -550,18 +556,15 @@ def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
   """Ten lines: distinguished by colour, in one legend below the panels."""
   items = lm_runs(tmp_path, "table_1")
   row = {"split": "validation", "bits_per_byte": 2.0}
-  lines = [json.dumps({"step": step, **row}) + "\n" for step in (10, 20)]
   for item in items:
-    (tmp_path / item.slug / "metrics.jsonl").write_text("".join(lines))
+    log(tmp_path / item.slug, [{"step": step, **row} for step in (10, 20)])
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   sweep = adaptive.PAPER.sweeps["table_1"]
   names = [row.label for row in sweep.rows]
-  figures = []
-  monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
-  plots.draw_panels(groups, sweep)
-  (legend,) = figures[0].legends
+  (figure,) = figures_of(monkeypatch, groups, sweep)
+  (legend,) = figure.legends
   assert {text.get_text() for text in legend.get_texts()} == set(names)
-  (axes,) = (axes for axes in figures[0].get_axes() if axes.get_visible())
+  (axes,) = (axes for axes in figure.get_axes() if axes.get_visible())
   assert len({line.get_color() for line in axes.get_lines()}) == len(names)
   # Groups of one row are distinguished by their settings.
   same = [sweep.rows[0]._replace(settings={})]
@@ -585,8 +588,7 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
     {"step": 20, "split": "validation", "loss": 2.0, "ponder_steps": 2.5},
     {"step": 30, "split": "validation", "ponder_steps": 9.0},
   ]
-  lines = "\n".join(map(json.dumps, rows))
-  (tmp_path / items[1].slug / "metrics.jsonl").write_text(lines + "\n")
+  log(tmp_path / items[1].slug, rows)
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
   panels = adaptive.PAPER.sweeps["table_1"].panels
   ((_, _, x, y),) = drawn_by(monkeypatch, groups, panels)[panels[1].title]
@@ -614,22 +616,20 @@ def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
       }
       for step, loss, first in ((10, 3.0, 1.5), (20, 2.5, 1.0), (30, 1.5, 3.0))
     ]  # fmt: skip
-    lines = "\n".join(map(json.dumps, rows))
-    (tmp_path / item.slug / "metrics.jsonl").write_text(lines + "\n")
+    log(tmp_path / item.slug, rows)
   markdown = written(tmp_path)[1].read_text()
   (line, *_) = (x for x in markdown.splitlines() if "<small>Loop-3" in x)
   cells = [cell.strip().replace("\u00a0", " ") for cell in line.split("|")[2:]]
   assert cells[0].startswith("2.50 ± 0.50 <small>se 0.29; s0: 2.00")
   assert cells[1] == "– <small>3.27 ± 0.59, all</small>"
   assert cells[2] == "1.0 <small>every seed</small>"  # Layers that began.
-  figures = []
-  monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  plots.draw_panels(groups, adaptive.PAPER.sweeps["onset"])
-  (legend,) = figures[0].legends
+  sweep = adaptive.PAPER.sweeps["onset"]
+  (figure,) = figures_of(monkeypatch, groups, sweep)
+  (legend,) = figure.legends
   names = {text.get_text() for text in legend.get_texts()}
   assert {"paper: 3.27 ± 0.59", "ours: 2.50 ± 0.43", "Loop-7"} <= names
-  left, right = figures[0].get_axes()[0].get_xlim()
+  left, right = figure.get_axes()[0].get_xlim()
   assert left > right  # Training runs from left to right.
 
 
@@ -729,7 +729,7 @@ def test_settings_of_one_task_alone_follow_from_its_name():
       )
       for item in items
     ]
-    return settings_lib.distinguishing(groups)
+    return grouping.distinguishing(groups)
 
   assert keys(of_facts, of_sums) == ["task.name"]
   assert keys(of_facts, of_sums, many) == ["task.name", "task.people"]
@@ -747,14 +747,14 @@ def test_a_row_is_called_by_what_tells_it_apart():
     grouping.Group(x, [runs_lib.Run(None, x, x, "", {}, {})])
     for x in (loop, once, slow)
   ]
-  said = [settings_lib.of_group(group, groups) for group in groups]
+  said = [grouping.of_group(group, groups) for group in groups]
   plain = [[text.replace("\u00a0", " ") for text in pair] for pair in said]
   assert plain == [
     ["loops = 8, learning rate = 0.5", "injection = linear"],
     ["loops = 1, learning rate = 0.5", "injection = none"],
     ["loops = 8, learning rate = 0.25", "injection = linear"],
   ]
-  assert settings_lib.of_group(groups[0], groups[:1]) == ("all runs", "")
+  assert grouping.of_group(groups[0], groups[:1]) == ("all runs", "")
 
 
 def test_only_one_varying_number_makes_a_curve():
@@ -924,7 +924,7 @@ def test_times_are_readable():
 def test_every_picture_has_words_and_a_run_its_name(workdir):
   drawn = [*figures.FIGURES, *itertools.chain(*figures.TASK_FIGURES.values())]
   pages = {"exit_map", "samples"}  # Of HTML.
-  assert {figure.name for figure in drawn} - pages <= card._CAPTIONS.keys()
+  assert {figure.name for figure in drawn} - pages <= page._CAPTIONS.keys()
   single = plan_of(workdir).runs[0].directory
   markdown = written(single)[1].read_text()
   assert markdown.startswith(f"# {single.name}".replace("_", r"\_"))

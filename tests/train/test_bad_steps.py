@@ -1,5 +1,6 @@
-"""Steps with non-finite numbers change nothing and are counted."""
+"""Steps with non-finite numbers change nothing, are counted, and explained."""
 
+import runpy
 import types
 
 import jax
@@ -234,3 +235,30 @@ def test_what_a_stopped_state_skips_is_counted():
     {},
   )
   np.testing.assert_array_equal(metrics["accepted"], [0, 0, 0])
+
+
+def test_a_frame_is_the_projects_only_if_it_is_in_the_package(tmp_path):
+  """For any names of parent directories."""
+  package = tmp_path / "loopjax" / "src" / "loopjax"
+  other = tmp_path / "loopjax" / "lib" / "site-packages" / "loopjax_tools"
+  for directory in (package, other):
+    directory.mkdir(parents=True)
+  (other / "a.py").write_text("def fail():\n  raise FloatingPointError\n")
+  (package / "b.py").write_text("def call(function):\n  function()\n")
+  fail = runpy.run_path(str(other / "a.py"))["fail"]
+  call = runpy.run_path(str(package / "b.py"))["call"]
+  try:
+    call(fail)
+  except FloatingPointError as error:
+    assert train_loop.origin(error, package) == f" at {package / 'b.py'}:2"
+    assert train_loop.origin(error, tmp_path / "elsewhere") == ""
+
+
+def test_the_first_bad_operation_is_found():
+  def function(x, y):
+    return jnp.log(x) + y
+
+  said = train_loop.find_nan(function, jnp.float32(-1), jnp.float32(1))
+  assert "encountered in log" in said
+  fine = train_loop.find_nan(function, jnp.float32(1), jnp.float32(1))
+  assert fine.startswith("non-finite in the compiled step, but not")

@@ -1,4 +1,4 @@
-"""Runs that continue with more steps, or with batches of another size."""
+"""Runs that end early, and runs that continue with more or other steps."""
 
 import json
 import shutil
@@ -8,7 +8,10 @@ from tests_support import load_config, refused, rows_of_metrics, smoke
 
 from loopjax import config as config_lib
 from loopjax import main, train
+from loopjax.config import settings as settings_lib
+from loopjax.errors import UserError
 from loopjax.run.checkpoints import restore
+from loopjax.train import loop
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -116,3 +119,103 @@ def test_the_flag_is_for_training(capsys):
   words = ["--config=configs/sudoku_utm.py", "--extend"]
   assert main.main([*words, "--mode=eval"]) == 2
   assert "--extend has no effect with --mode=eval" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("losses", "at", "best"),
+  [
+    ((3, 2, 1), 15, None),
+    ((1, 2), 10, None),
+    ((1, 2, 2), 15, 5),
+    ((1, 1, 1), 15, 5),  # Equal is not better.
+    ((2, 3, 1, 2), 20, None),
+    ((2, 3, 1, 2, 3), 25, 15),
+    ((1, 2, 3), 10, None),  # A restart knows the scores of later steps.
+    ((), 5, None),
+  ],
+)
+def test_evaluations_are_counted_from_the_best_one(losses, at, best):
+  scores = {5 * (i + 1): -float(loss) for i, loss in enumerate(losses)}
+  options = settings_lib.Run(stop_after=2)
+  said = loop.no_better(options, scores, at)
+  if best is None:
+    assert not said
+  else:
+    assert said == (
+      f"validation/loss was not better than {-scores[best]:g}, of step {best},"
+      " in 2 evaluations (run.stop_after=2)"
+    )
+  assert not loop.no_better(settings_lib.Run(), scores, at)
+
+
+def test_higher_can_be_better():
+  options = settings_lib.Run(stop_after=1, best_metric="validation/exact_match")
+  said = loop.no_better(options, {5: 0.5, 10: 0.25}, 10)
+  assert "exact_match was not better than 0.5, of step 5, in 1" in said
+
+
+CONSTANT = {  # A score that never gets better.
+  "eval__every": 5, "eval__batch_size": 64, "eval__depth_factor": 0,
+  "run__stop_after": 2, "run__best_metric": "validation/count",
+  "run__num_steps": 40,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+  """A run of at most 40 steps that ended after the evaluation of step 15."""
+  workdir = tmp_path_factory.mktemp("stopped")
+  train.run(smoke(**CONSTANT), workdir, "train_and_eval")
+  return workdir
+
+
+def summary(workdir):
+  return json.loads((workdir / "summary.json").read_text())
+
+
+def test_a_run_without_better_scores_is_complete(stopped, capsys):
+  done = summary(stopped)
+  assert (done["status"], done["steps"]) == ("completed", 15)
+  assert "validation/count was not better" in done["reason"]
+  assert "test/exact_match" in done["metrics"]
+  assert restore.steps(stopped) == [10, 15]
+  found = [(row["step"], row["split"]) for row in rows_of_metrics(stopped)]
+  assert found == [
+    *((at, split) for at in (5, 10, 15) for split in ("train", "validation")),
+    *((15, "validation"), (15, "test")),
+  ]
+  assert train.run(smoke(**CONSTANT), stopped, "train_and_eval") == done
+  assert "is already complete" in capsys.readouterr().out
+
+
+def test_a_run_that_ended_early_can_be_extended(stopped, tmp_path):
+  workdir = shutil.copytree(stopped, tmp_path / "run")
+  config = smoke(**{**CONSTANT, "run__stop_after": 4})
+  done = train.run(config, workdir, "train_and_eval", extend=True)
+  assert (done["steps"], done["reason"][-13:]) == (25, "stop_after=4)")
+
+
+@pytest.mark.parametrize("cut_at", [10, 15])
+def test_a_restart_ends_at_the_same_step(stopped, tmp_path, cut_at):
+  cut = tmp_path / "cut"
+  shutil.copytree(stopped, cut)
+  (cut / "summary.json").unlink()
+  if cut_at == 10:
+    shutil.rmtree(cut / "checkpoints" / "15")
+  train.run(smoke(**CONSTANT), cut, "train_and_eval")
+  before, after = summary(stopped), summary(cut)
+  for name in ("digest", "reason", "steps"):
+    assert after[name] == before[name]
+  assert rows_of_metrics(cut) == rows_of_metrics(stopped)
+
+
+def test_what_has_no_effect_is_refused(tmp_path):
+  for mode, options, message in (
+    ("train_and_eval", {"run__stop_after": 1}, "stop_after=1 has no effect"),
+    ("train", CONSTANT, "run.stop_after has no effect with --mode=train"),
+  ):
+    with pytest.raises(UserError, match=message):
+      train.run(smoke(**options), tmp_path / "run", mode)
+  config = smoke(**CONSTANT)
+  config_lib.set_by_user(config, {"eval.every": 0})
+  assert config_lib.resolve(config).run.stop_after == 0

@@ -6,7 +6,6 @@ DiscoLoop (arXiv 2607.00341, sections 3.2 and 5.1) applies to the vanilla loop
 patching.
 
 Loops count from 1 and denote the state after them; positions count from 0. Only
-`instrumented` runs the model; `questions` prepares the questions; `lens` and
-parts of `interventions` and `patching` are pure functions on arrays. Every
-number is a row of analysis.jsonl; tables and figures are made from these rows.
+`instrumented` runs the model; `questions` prepares the questions. Every number
+is a row of analysis.jsonl; tables and figures are made from these rows.
 """

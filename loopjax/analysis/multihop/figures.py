@@ -18,12 +18,6 @@ from loopjax.analysis.plots import draw, series
 
 _MARKERS = "os^Dv<>"
 _DASHES = ("-", "--", ":", "-.")  # Keeps overlapping lines visible.
-_STATES = {
-  "cosine": "H",
-  "centred_cosine": "H, centred",
-  "mixed_cosine": "what is passed on",
-  "mixed_centred_cosine": "the same, centred",
-}
 
 
 def draw_stages(
@@ -34,13 +28,7 @@ def draw_stages(
 ) -> list[pathlib.Path]:
   """stages.png: accuracy after every loop over training (figure 3).
 
-  Args:
-    metrics: rows of the run's metrics.jsonl.
-    splits: the splits to show.
-    num_loops: K.
-
-  Returns:
-    Paths; none if metrics.jsonl has no such accuracies yet.
+  None if metrics.jsonl has no such accuracies yet.
   """
   shown = [
     split
@@ -57,7 +45,7 @@ def draw_stages(
         steps,
         values,
         label=f"after loop {loop + 1}",
-        color=draw.PALETTE[loop % len(draw.PALETTE)],
+        color=draw.color(loop),
         linestyle=_DASHES[loop % len(_DASHES)],
         marker=_MARKERS[loop % len(_MARKERS)],
         markersize=4,
@@ -155,7 +143,7 @@ def draw_cosines(
   ]
   if not ours:
     return []
-  metrics = [n for n in _STATES if any(n in row for row in ours)]
+  metrics = [n for n in tables.STATES if any(n in row for row in ours)]
   bridges = rows.values_of(ours, "entity")
   most = len(rows.values_of(ours, "split"))
   figure = draw.new(
@@ -177,7 +165,7 @@ def draw_cosines(
       }
       draw_bars(axes, [row["split"] for row in shown], bars)
       axes.axhline(0, color="0.3", linewidth=0.8)
-      title = f"{bridge}, loop {shown[0]['loop']}: {_STATES[metric]}"
+      title = f"{bridge}, loop {shown[0]['loop']}: {tables.STATES[metric]}"
       draw.tidy(axes, title, "", "cosine")
   legend_below(figure, grid[0, 0])
   figure.suptitle("Cosine of the state with embeddings, ± standard error")
@@ -226,10 +214,8 @@ def draw_bars(
 ) -> None:
   """Groups of bars with standard errors.
 
-  Args:
-    axes: the axes to draw on.
-    groups: names of the groups, shown under the axis.
-    bars: (colour, a row per group, metric to show) by name of the bar.
+  `groups` are their names under the axis; `bars` has a colour, a row per group
+  and the metric to show, by name of the bar.
   """
   width = 0.8 / len(bars)
   for index, (name, (color, shown, metric)) in enumerate(bars.items()):
@@ -251,13 +237,9 @@ def panel_grid(
   num: int, width: float, height: float, num_columns: int = 3
 ) -> tuple[figure_lib.Figure, list[axes_lib.Axes]]:
   """A figure of `num` panels of this size in inches, in a grid."""
-  num_columns = min(num, num_columns)
-  num_rows = math.ceil(num / num_columns)
-  figure = draw.new(width * num_columns, height * num_rows + 0.7)
-  grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
-  for axes in grid[num:]:
-    axes.set_visible(False)
-  return figure, list(grid[:num])
+  across = min(num, num_columns)
+  figure = draw.new(width * across, height * math.ceil(num / across) + 0.7)
+  return figure, draw.panels(figure, num, across)
 
 
 def legend_below(figure: figure_lib.Figure, axes: axes_lib.Axes) -> None:

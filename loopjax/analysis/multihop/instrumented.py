@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from loopjax.analysis.multihop import lens
+from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.multihop.questions import Questions
 from loopjax.nn import norm
 from loopjax.saved import trained
@@ -22,12 +22,9 @@ _EPSILON = 1e-6
 
 
 def at_scale(
-  vectors: Array,
-  states: Array,
-  kind: str,
-  final_norm: Callable[[Array], Array],
+  vectors: Array, states: Array, kind: str, final_norm: Callable[[Array], Array]
 ) -> Array:
-  """Norm(W[b]) of DiscoLoop's equation 3.
+  """Norm(W[b]) of DiscoLoop's equation 3, f32 [..., D].
 
   Args:
     vectors: W[b], f32 [..., D].
@@ -35,9 +32,6 @@ def at_scale(
     kind: one of NORMS: the RMS norm without a gain, W[b] scaled to the length
       of H, or the model's trained norm with its gain.
     final_norm: the model's trained norm.
-
-  Returns:
-    f32 [..., D].
   """
   if kind == "rms":
     return norm.rms_normalise(vectors, _EPSILON)
@@ -67,12 +61,77 @@ def blend(
     here: positions to replace, bool [B, T].
     alpha: f32 scalar. 0 keeps H, 1 replaces it entirely.
     vectors: v of every example, f32 [B, D], finite.
-
-  Returns:
-    f32 [B, T, D].
   """
   blended = (1 - alpha) * state + alpha * vectors[:, None, :]
   return jnp.where(here[:, :, None] & (k + 1 == loop), blended, state)
+
+
+def read_out(logits: Array, tokens: Array) -> dict[str, Array]:
+  """The logit lens, P(e | H): the model's read-out of a state, for some tokens.
+
+  Args:
+    logits: f32 [..., V]; the logits of padding ids are negligibly low.
+    tokens: ids of interest, int [..., n].
+
+  Returns:
+    f32 [..., n]: "probability" P(e | H); "rank" from 1, ties broken by the
+    lower id (rank 1 is the argmax); "reciprocal_rank"; "margin", logit minus
+    the best other token's logit; and "entropy" of the whole distribution in
+    nats, the same for all n.
+  """
+  log_chances = jax.nn.log_softmax(logits, axis=-1)
+  entropy = -jnp.sum(jnp.exp(log_chances) * log_chances, axis=-1)
+  ours = jnp.take_along_axis(logits, tokens, axis=-1)[..., None]
+  theirs = logits[..., None, :]  # [..., 1, V]
+  ids = jax.lax.broadcasted_iota(jnp.int32, theirs.shape, theirs.ndim - 1)
+  lower = ids < tokens[..., None]
+  rank = 1 + jnp.sum((theirs > ours) | ((theirs == ours) & lower), axis=-1)
+  others = jnp.where(ids == tokens[..., None], -jnp.inf, theirs)
+  return {
+    "probability": jnp.exp(jnp.take_along_axis(log_chances, tokens, axis=-1)),
+    "rank": rank.astype(jnp.float32),
+    "reciprocal_rank": 1 / rank.astype(jnp.float32),
+    "margin": ours[..., 0] - jnp.max(others, axis=-1),
+    "entropy": jnp.broadcast_to(entropy[..., None], tokens.shape),
+  }
+
+
+def mean_embedding(table: Array, num_padding_tokens: int) -> Array:
+  """Mean row of W over all real tokens, not only entities, [D]."""
+  return jnp.mean(table[: len(table) - num_padding_tokens], axis=0)
+
+
+def cosines_of(
+  states: Array, vectors: Array, centre: Array
+) -> dict[str, Array]:
+  """Cosines between states and embeddings (DiscoLoop, table 1b).
+
+  Args:
+    states: H, f32 [..., D].
+    vectors: W[e] of n tokens, f32 [..., n, D].
+    centre: from `mean_embedding`, [D].
+
+  Returns:
+    f32 [..., n]: "cosine", cos(H, W[e]), and "centred_cosine", cos(H - m,
+    W[e] - m) with the mean embedding m subtracted from both.
+  """
+  middle = jnp.expand_dims(centre, range(states.ndim - 1))
+  return {
+    "cosine": _cosine(states, vectors),
+    "centred_cosine": _cosine(
+      states - middle, vectors - jnp.expand_dims(middle, -2)
+    ),
+  }
+
+
+def _cosine(states: Array, vectors: Array) -> Array:
+  """Cosine; zero where either vector is zero."""
+  products = jnp.einsum(
+    "...d,...nd->...n", states, vectors, precision="highest"
+  )
+  lengths = jnp.linalg.norm(states, axis=-1)[..., None]
+  lengths = lengths * jnp.linalg.norm(vectors, axis=-1)
+  return products / jnp.maximum(lengths, jnp.finfo(jnp.float32).tiny)
 
 
 class Observed(NamedTuple):
@@ -80,7 +139,7 @@ class Observed(NamedTuple):
 
   Attributes:
     prediction: argmax of the read-out after every loop, int [N, K, T].
-    lens: by name of `lens.read_out`, f32 [N, K, T, H]; entry j - 1 is for the
+    lens: by name of `read_out`, f32 [N, K, T, H]; entry j - 1 is for the
       entity after hop j; arbitrary past the answer.
     cosines: "cosine" and "centred_cosine" of H^1, ..., H^K, before any norm of
       the read-out, and, for a family with a channel between loops,
@@ -168,9 +227,11 @@ def instrument(
   states = tuple(name for name in ("hidden", "mixed") if name in traces)
 
   def compiled(function, **static):
-    run = jax.jit(functools.partial(function, build=build, **static))
-    return lambda columns, *shared: _in_batches(
-      lambda *parts: run(params, *parts, *shared), columns, batch_size
+    run = jax.jit(
+      lambda params, *args: function(build(params), *args, **static)
+    )
+    return lambda columns, *shared: evaluated_lib.in_batches(
+      lambda parts: run(params, *parts, *shared), columns, batch_size
     )
 
   observe = compiled(
@@ -203,18 +264,16 @@ def instrument(
 
 
 def _observe(
-  params: Any,
+  model: Any,
   inputs: Array,
   entities: Array,
   compared: Array,
   *,
-  build: Callable[[Any], Any],
   num_loops: int,
   states: Sequence[str],
   num_padding_tokens: int,
 ) -> Observed:
   """One batch of `observe`: inputs [b, T], tokens [b, H] and [b, n]."""
-  model = build(params)
   # Stage k is the answer of a run of k loops (section 3.2).
   outputs = [
     model(inputs, num_loops=loop, trace=states if loop == num_loops else ())
@@ -222,11 +281,9 @@ def _observe(
   ]
   logits = jnp.stack([output.logits for output in outputs], axis=1)
   shape = (*logits.shape[:3], entities.shape[-1])  # [b, K, T, H]
-  seen = lens.read_out(
-    logits, jnp.broadcast_to(entities[:, None, None, :], shape)
-  )
+  seen = read_out(logits, jnp.broadcast_to(entities[:, None, None, :], shape))
   table = model.token_embedding.embedding[...]
-  centre = lens.mean_embedding(table, num_padding_tokens)
+  centre = mean_embedding(table, num_padding_tokens)
   vectors = table[compared][:, None, None]  # [b, 1, 1, n, D]
   cosines = {}
   for state in states:
@@ -234,42 +291,33 @@ def _observe(
     hidden = outputs[-1].trace[state][:, :, -inputs.shape[1] :]
     hidden = jnp.swapaxes(hidden, 0, 1)
     prefix = "" if state == "hidden" else f"{state}_"
-    for name, value in lens.cosines(hidden, vectors, centre).items():
+    for name, value in cosines_of(hidden, vectors, centre).items():
       cosines[prefix + name] = value
   return Observed(jnp.argmax(logits, axis=-1), seen, cosines)
 
 
 def _passed_on(
-  params: Any,
+  model: Any,
   inputs: Array,
   position: Array,
   loop: Array,
   *,
-  build: Callable[[Any], Any],
   num_loops: int,
   state: str,
 ) -> Array:
   """One batch of `passed_on`."""
-  output = build(params)(inputs, num_loops=num_loops, trace=(state,))
+  output = model(inputs, num_loops=num_loops, trace=(state,))
   return output.trace[state][loop - 1, jnp.arange(len(inputs)), position]
 
 
-def _embed(
-  params: Any,
-  tokens: Array,
-  states: Array,
-  *,
-  build: Callable[[Any], Any],
-  kind: str,
-) -> Array:
+def _embed(model: Any, tokens: Array, states: Array, *, kind: str) -> Array:
   """One batch of `embed`."""
-  model = build(params)
   vectors = model.token_embedding.embedding[...][tokens]
   return at_scale(vectors, states, kind, model.final_norm)
 
 
 def _answer(
-  params: Any,
+  model: Any,
   inputs: Array,
   last: Array,
   position: Array,
@@ -277,7 +325,6 @@ def _answer(
   loop: Array,
   alpha: Array,
   *,
-  build: Callable[[Any], Any],
   num_loops: int,
 ) -> Array:
   """One batch of `answer`."""
@@ -288,22 +335,5 @@ def _answer(
     alpha=alpha,
     vectors=vectors,
   )
-  output = build(params)(inputs, num_loops=num_loops, edit=edit)
+  output = model(inputs, num_loops=num_loops, edit=edit)
   return jnp.argmax(output.logits[jnp.arange(len(inputs)), last], axis=-1)
-
-
-def _in_batches(
-  function: Callable[..., Any], columns: Sequence[np.ndarray], size: int
-) -> Any:
-  """Calls a function on batches of rows and concatenates the results.
-
-  The last batch is padded with the first rows: one compiled program serves all.
-  """
-  num = len(columns[0])
-  parts = []
-  for start in range(0, num, size):
-    rows = np.arange(start, start + size) % num
-    parts.append(
-      jax.device_get(function(*(column[rows] for column in columns)))
-    )
-  return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:num], *parts)

@@ -73,12 +73,7 @@ def sweep(
   observed: Observed,
   place: Place,
 ) -> list[rows.Row]:
-  """Accuracy by split, target, norm and alpha.
-
-  Args:
-    observed: the model's outputs on them.
-    place: the loop, questions and positions of the intervention.
-  """
+  """Accuracy by split, target, norm and alpha."""
   members, loop, position = place.rows, place.loop, place.position
   inputs, last = questions.inputs[members], questions.last[members]
   states = model.passed_on(inputs, loop, position)
@@ -167,10 +162,8 @@ def make_pairs(
 
   Args:
     table: from `fact_table`.
-    bridges: bridges of every question, int [n].
+    bridges, answers: of every question, int [n].
     relations: the relations after the bridge, int [n, m].
-    answers: the questions' answers, int [n].
-    rng: random number generator.
   """
   num = len(bridges)
   order = rng.permutation(num)
@@ -203,8 +196,6 @@ def patch(
   of pairs examined and "qualified" the usable fraction of them.
 
   Args:
-    observed: the model's outputs on them.
-    place: the loop, questions and positions to patch.
     table: from `fact_table`.
     num_entities: number of entities of both graphs; ids of relations follow.
 
@@ -260,7 +251,7 @@ def patched_answers(
   loop: int,
   position: np.ndarray,
 ) -> np.ndarray:
-  """Answers with the donor's state at one position after one loop.
+  """Answers with the donor's state at one position after one loop, int [n].
 
   Args:
     members: rows of the questions to patch, int [n].
@@ -268,9 +259,6 @@ def patched_answers(
       question itself.
     loop: the loop after which to patch, from 1.
     position: the position to patch in each question and its donor, int [n].
-
-  Returns:
-    Token ids, int [n].
   """
   inputs, last = questions.inputs[members], questions.last[members]
   states = model.passed_on(inputs, loop, position)

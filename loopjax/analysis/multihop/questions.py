@@ -70,7 +70,6 @@ def gather(config: task.Config, dataset: Dataset, num: int) -> Questions:
   """The first questions, shuffled, of the test and training splits.
 
   Args:
-    config: the task's settings.
     dataset: the test split; the validation chains in it are skipped.
     num: number of questions; 0 for all.
   """
@@ -89,12 +88,9 @@ def from_batch(
   batch: Mapping[str, np.ndarray],
   groups: Mapping[str, tuple[str, ...]],
 ) -> Questions:
-  """Questions of a batch of the task.
+  """Questions of a batch of `task.make_dataset`; all of its examples are valid.
 
-  Args:
-    config: the task's settings.
-    batch: as from `task.make_dataset`, all examples valid.
-    groups: names of the groups "split" and "role_exposure".
+  `groups` has the names of the groups "split" and "role_exposure".
   """
   inputs, bridges = np.asarray(batch["inputs"]), np.asarray(batch["bridges"])
   num, max_hops = len(inputs), config.max_hops

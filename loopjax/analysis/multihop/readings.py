@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from loopjax.analysis.multihop import instrumented, lens, rows
+from loopjax.analysis.multihop import instrumented, rows
 from loopjax.analysis.multihop.questions import Questions, entity_name
 
 
@@ -57,6 +57,11 @@ def _stages(
   ]
 
 
+def first_loops(is_argmax: np.ndarray) -> np.ndarray:
+  """Marks the first loop, along axis 1, at which a token is the argmax."""
+  return is_argmax & (np.cumsum(is_argmax, axis=1) == 1)
+
+
 def logit_lens(
   questions: Questions, observed: instrumented.Observed
 ) -> list[rows.Row]:
@@ -64,15 +69,15 @@ def logit_lens(
 
   "hop_position" is the first position that sees everything on which the entity
   depends: position 1 for the first bridge in the paper's symbolic format.
-  Besides the metrics of `lens.read_out`, "argmax" is the fraction of questions
-  for which the entity is the most likely token after this loop, and
+  Besides the metrics of `instrumented.read_out`, "argmax" is the fraction of
+  questions for which the entity is the most likely token after this loop, and
   "first_argmax" the fraction for which it is so for the first time.
   """
   is_argmax = observed.lens["rank"] == 1
   samples = {
     **observed.lens,
     "argmax": is_argmax,
-    "first_argmax": lens.first_loops(is_argmax),
+    "first_argmax": first_loops(is_argmax),
   }
   found = []
   for split, hops, members in questions.by_split():
@@ -121,8 +126,6 @@ def _grid(
   """One row per loop and position of a question.
 
   Args:
-    analysis: name of the analysis.
-    split: split of the questions.
     members: indices into `questions`, int [n].
     samples: values by metric, [n, K, T].
     hop: the entity after this hop; None for a control.

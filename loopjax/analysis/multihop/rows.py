@@ -23,8 +23,6 @@ def make(
   """A row of means and standard errors.
 
   Args:
-    analysis: name of the analysis.
-    split: split of the questions.
     loop: the loop after which the state is read, from 1.
     position: position in the question, from 0.
     samples: values of n > 0 questions by metric, [n].

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from loopjax.analysis.multihop import instrumented, interventions, rows
 from loopjax.commands import document
 
-_COSINES = (
-  "cosine",
-  "centred_cosine",
-  "mixed_cosine",
-  "mixed_centred_cosine",
-)
+# The cosines of a row, and of what: H is the state after a loop.
+STATES = {
+  "cosine": "H",
+  "centred_cosine": "H, centred",
+  "mixed_cosine": "what is passed on",
+  "mixed_centred_cosine": "the same, centred",
+}
 
 
 def stages(found: Sequence[rows.Row]) -> str:
@@ -36,18 +37,21 @@ def _by_loop(title: str, found: Sequence[rows.Row], labels) -> str:
   loops = rows.values_of(found, "loop")
   lines = [
     [
-      *(first[label] for label in labels),
-      str(first["count"]),
-      *(
-        _percent(row, "accuracy")
-        for row in found
-        if all(row[label] == first[label] for label in labels)
-      ),
+      *group,
+      str(cells[0]["count"]),
+      *(_percent(row, "accuracy") for row in cells),
     ]
-    for first in found
-    if first["loop"] == loops[0]
+    for group, cells in _grouped(found, labels)
   ]
   return _table(title, [*labels, "n", *(f"loop {k}" for k in loops)], lines)
+
+
+def _grouped(found: Iterable[rows.Row], labels: Sequence[str]):
+  """(values of these labels, the rows that have them), in order."""
+  groups: dict[tuple, list[rows.Row]] = {}
+  for row in found:
+    groups.setdefault(tuple(row[x] for x in labels), []).append(row)
+  return groups.items()
 
 
 def logit_lens(found: Sequence[rows.Row]) -> str:
@@ -89,7 +93,7 @@ def cosines(found: Sequence[rows.Row]) -> str:
   lines = []
   for split, entity, loop in _bridges(cosine):
     cells = rows.select(cosine, "cosine", split=split, entity=entity, loop=loop)
-    for metric in (name for name in _COSINES if name in cells[0]):
+    for metric in (name for name in STATES if name in cells[0]):
       for mark, row in _fixed_and_best(cells, metric):
         here = {"split": split, "loop": loop, "position": row["position"]}
         controls = [
@@ -120,21 +124,10 @@ def intervention(found: Sequence[rows.Row]) -> str:
   """Accuracy by alpha (figure 2, right)."""
   sweep = rows.select(found, "intervention")
   alphas = rows.values_of(sweep, "alpha")
+  labels = ("target", "norm", "split", "loop", "position")
   lines = [
-    [
-      *(str(first[name]) for name in ("target", "norm", "split")),
-      *(str(first[name]) for name in ("loop", "position")),
-      *(
-        f"{100 * row['accuracy']:.1f}"
-        for row in sweep
-        if all(
-          row[name] == first[name]
-          for name in ("target", "norm", "split", "loop")
-        )
-      ),
-    ]
-    for first in sweep
-    if first["alpha"] == alphas[0]
+    [*map(str, group), *(f"{100 * row['accuracy']:.1f}" for row in cells)]
+    for group, cells in _grouped(sweep, labels)
   ]
   order = [(t, n) for t in interventions.TARGETS for n in instrumented.NORMS]
   lines.sort(key=lambda line: order.index((line[0], line[1])))

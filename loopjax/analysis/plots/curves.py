@@ -3,16 +3,19 @@
 import itertools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
+from loopjax.analysis import halting
+from loopjax.analysis.evaluated import EvaluatedModel
 from loopjax.analysis.plots import draw, series
 
 _STEPS = "optimizer steps"
 _COLUMN = 14  # Names per legend column of a panel's height.
+_LAYER = re.compile(r"retention/memory=(\d+)/loop=0")
 _GROUP_LOSS = re.compile(r"loss/([^=/]+)=[^/]*")
 
 # Panels of curves.png: title, unit, scale ("wide": logarithmic if the values
@@ -86,12 +89,9 @@ def draw_training(
   ]
   if not panels:
     return []
-  num_rows = (len(panels) + 1) // 2
-  figure = draw.new(11, 3.6 * num_rows)
-  grid = figure.subplots(num_rows, 2, squeeze=False).ravel()
-  for axes in grid[len(panels) :]:
-    axes.set_visible(False)
-  for axes, (title, unit, scale, lines) in zip(grid, panels, strict=False):
+  figure = draw.new(11, 3.6 * ((len(panels) + 1) // 2))
+  grid = draw.panels(figure, len(panels), 2)
+  for axes, (title, unit, scale, lines) in zip(grid, panels, strict=True):
     for line in lines:
       _draw_line(axes, rows, *line)
     if unit == "loops":
@@ -204,12 +204,11 @@ def _edges(centers: np.ndarray) -> np.ndarray:
   return np.concatenate([[centers[0] - gap / 2], middles, [last]])
 
 
-def draw_router(
-  rows: series.Rows, directory: pathlib.Path
-) -> list[pathlib.Path]:
+def draw_router(evaluated: EvaluatedModel) -> list[pathlib.Path]:
   """router.png: halting probability per loop, over training and at the end."""
+  rows = evaluated.rows
   steps, probability = series.by_loop(rows, "train", "router_probability")
-  if not len(steps):
+  if not len(steps) or halting.ponder_steps(evaluated) is None:
     return []
   _, spread = series.by_loop(rows, "train", "router_probability_std")
   _, weight = series.by_loop(rows, "train", "output_weight")
@@ -222,13 +221,8 @@ def draw_router(
   figure.colorbar(mesh, ax=left, label="mean halting probability")
   draw.tidy(left, "Router over training", _STEPS, "loop")
   left.grid(False)
-  right.bar(
-    loops,
-    weight[-1],
-    color=draw.ORANGE,
-    alpha=0.6,
-    label="weight in the output",
-  )
+  label = "weight in the output"
+  right.bar(loops, weight[-1], color=draw.ORANGE, alpha=0.6, label=label)
   mean, std = probability[-1], spread[-1]
   right.plot(
     loops, mean, color=draw.BLUE, marker="o", ms=4, label="halting probability"
@@ -247,33 +241,30 @@ def draw_router(
   for axis in (left.yaxis, right.xaxis):
     axis.set_major_locator(ticker.MaxNLocator(integer=True))
   right.legend(frameon=False, fontsize=9)
-  return [draw.save(figure, directory / "router.png")]
+  return [draw.save(figure, evaluated.directory / "router.png")]
 
 
-def draw_halting(
-  shares: Mapping[str, np.ndarray], means: Mapping[str, float], directory
-) -> list[pathlib.Path]:
-  """halting.png: how many tokens took how many steps.
-
-  Args:
-    shares: from `halting.histogram`. means: mean steps by the same names.
-  """
+def draw_halting(evaluated: EvaluatedModel) -> list[pathlib.Path]:
+  """halting.png: how many tokens took how many steps."""
+  steps = halting.ponder_steps(evaluated)
+  if steps is None:
+    return []
+  num_loops = evaluated.settings.model.num_loops
+  parts = halting.by_kind(steps, evaluated.num_memory)
   figure = draw.new(8, 4)
   axes = figure.subplots()
   colors = {"cells": draw.GREEN, "memory": draw.ORANGE}
-  width = 0.8 / len(shares)
-  for index, (name, share) in enumerate(shares.items()):
-    loops = np.arange(1, len(share) + 1)
-    label = f"{name}, mean {means[name]:.1f}"
-    where = loops + (index - (len(shares) - 1) / 2) * width
+  width = 0.8 / len(parts)
+  for index, (name, part) in enumerate(parts.items()):
+    share = halting.histogram(part, num_loops)
+    label = f"{name}, mean {part.mean():.1f}"
+    shift = (index - (len(parts) - 1) / 2) * width
+    where = np.arange(1, num_loops + 1) + shift
     axes.bar(where, share, width, color=colors[name], label=label)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   draw.tidy(axes, "Loops until a token halts", "loops", "share of tokens")
   axes.legend(frameon=False, fontsize=9)
-  return [draw.save(figure, directory / "halting.png")]
-
-
-_LAYER = re.compile(r"retention/memory=(\d+)/loop=0")
+  return [draw.save(figure, evaluated.directory / "halting.png")]
 
 
 def draw_passes(
@@ -282,9 +273,6 @@ def draw_passes(
   """passes.png: norms after every pass, and the retained fraction of the state.
 
   Draws nothing for models without fast weights.
-
-  Args:
-    rows: rows of metrics.jsonl.
   """
   steps, fast = series.by_loop(rows, "train", "fast_weight_norm")
   if not len(steps):
@@ -302,8 +290,7 @@ def _by_pass(
   axes: axes_lib.Axes, title: str, steps: np.ndarray, values: np.ndarray
 ) -> None:
   for n, line in enumerate(values.T):
-    color = draw.PALETTE[n % len(draw.PALETTE)]
-    axes.plot(steps, line, color=color, label=f"pass {n + 1}")
+    axes.plot(steps, line, color=draw.color(n), label=f"pass {n + 1}")
   axes.set_ylim(bottom=0)
   draw.tidy(axes, title, "optimizer steps", "norm")
   axes.legend(frameon=False, fontsize=9)
@@ -315,9 +302,9 @@ def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
   for layer in sorted(map(int, found)):
     name = f"retention/memory={layer}"
     steps, values = series.by_loop(rows, "train", name)
-    color = draw.PALETTE[layer % len(draw.PALETTE)]
     label = f"memory layer {layer + 1}"
-    axes.plot(steps, values.mean(axis=1), color=color, label=label)
+    mean = values.mean(axis=1)
+    axes.plot(steps, mean, color=draw.color(layer), label=label)
   axes.set_ylim(-0.02, 1.02)
   title = "Share of fast weights retained by one pass"
   draw.tidy(axes, title, "optimizer steps", "share, mean over heads")

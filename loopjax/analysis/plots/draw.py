@@ -26,6 +26,22 @@ def new(width: float, height: float) -> figure_lib.Figure:
   return figure
 
 
+def panels(
+  figure: figure_lib.FigureBase, number: int, across: int
+) -> list[axes_lib.Axes]:
+  """Axes in rows of `across`."""
+  shape = -(-number // across), across
+  grid = figure.subplots(*shape, squeeze=False).ravel()
+  for axes in grid[number:]:
+    axes.set_visible(False)
+  return list(grid[:number])
+
+
+def color(number: int) -> str:
+  """A colour of the palette; they repeat."""
+  return PALETTE[number % len(PALETTE)]
+
+
 def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:
   """Writes a PNG; returns its path."""
   figure.savefig(path, dpi=120, facecolor="white")

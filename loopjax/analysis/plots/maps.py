@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import colors as colors_lib
 
+from loopjax.analysis.evaluated import EvaluatedModel
 from loopjax.analysis.plots import draw
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import TaskSpec
@@ -87,15 +88,9 @@ def coordinate_shares(
   return share, same.mean(axis=(0, 1))
 
 
-def draw_attention(
-  maps: np.ndarray, num_memory: int, directory: pathlib.Path
-) -> list[pathlib.Path]:
-  """attention.png: head-averaged maps at three loops (UTM, figure 5).
-
-  Args:
-    maps: f32 [K, H, S, S], averaged over examples.
-    num_memory: M.
-  """
+def draw_attention(evaluated: EvaluatedModel) -> list[pathlib.Path]:
+  """attention.png: head-averaged maps at three loops (UTM, figure 5)."""
+  maps = evaluated.output.trace["attention"]  # [K, H, S, S]
   num_loops = len(maps)
   loops = sorted({0, num_loops // 2, num_loops - 1})
   panels = [maps[loop].mean(axis=0) for loop in loops]
@@ -103,47 +98,32 @@ def draw_attention(
   grid = figure.subplots(1, len(panels), squeeze=False)[0]
   norm = _norm(np.stack(panels))
   for axes, loop, panel in zip(grid, loops, panels, strict=True):
-    image = _draw_map(axes, panel, num_memory, norm)
+    image = _draw_map(axes, panel, evaluated.num_memory, norm)
     axes.set_title(f"loop {loop + 1} of {num_loops}", fontsize=11)
     axes.set_xlabel("key")
   grid[0].set_ylabel("query")
   figure.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
   figure.suptitle("Attention, mean over heads and examples", fontsize=12)
-  return [draw.save(figure, directory / "attention.png")]
+  return [draw.save(figure, evaluated.directory / "attention.png")]
 
 
-def draw_heads(
-  maps: np.ndarray,
-  num_memory: int,
-  spec: TaskSpec,
-  directory: pathlib.Path,
-) -> list[pathlib.Path]:
-  """attention_heads.png and .json: each head at the last loop (figure 6).
-
-  Args:
-    maps: f32 [K, H, S, S], averaged over examples.
-    num_memory: M.
-    spec: the task's spec, which provides the coordinates.
-  """
+def draw_heads(evaluated: EvaluatedModel) -> list[pathlib.Path]:
+  """attention_heads.png and .json: each head at the last loop (figure 6)."""
+  maps, spec = evaluated.output.trace["attention"], evaluated.spec
+  num_memory, directory = evaluated.num_memory, evaluated.directory
   numbers = head_numbers(maps, num_memory, spec)
   last, num_heads = maps[-1], maps.shape[1]
   columns = min(4, num_heads)
-  num_rows = math.ceil(num_heads / columns)
   width = max(3.1 * columns, 9.5)
-  text_height = 0.3 * (num_heads + 2)  # With header and chance.
-  figure = draw.new(width, 3.3 * num_rows + text_height)
-  upper, lower = figure.subfigures(
-    2, 1, height_ratios=(3.3 * num_rows, text_height)
-  )
-  grid = upper.subplots(num_rows, columns, squeeze=False).ravel()
+  heights = 3.3 * math.ceil(num_heads / columns), 0.3 * (num_heads + 2)
+  figure = draw.new(width, sum(heights))
+  upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+  grid = draw.panels(upper, num_heads, columns)
   norm = _norm(last)
   for head, axes in enumerate(grid):
-    if head >= num_heads:
-      axes.set_visible(False)
-      continue
     image = _draw_map(axes, last[head], num_memory, norm)
     axes.set_title(_head_title(numbers, head), fontsize=10)
-  upper.colorbar(image, ax=list(grid), label="attention", shrink=0.85)
+  upper.colorbar(image, ax=upper.axes, label="attention", shrink=0.85)
   upper.suptitle(
     f"Attention of each head at loop {len(maps)}, mean over examples",
     fontsize=12,
@@ -159,9 +139,9 @@ def head_numbers(
 ) -> dict[str, Any]:
   """Quadrants and shares of each head, as JSON-ready data.
 
-  Arguments as in `draw_heads`. For each head, "last" and "same" are at the last
-  loop, "mean" is over all loops; "uniform" is for a head that attends
-  uniformly; "quadrants_by_loop" is [K][H] by name.
+  Maps are f32 [K, H, S, S], averaged over examples. For each head, "last" and
+  "same" are at the last loop, "mean" is over all loops; "uniform" is for a head
+  that attends uniformly; "quadrants_by_loop" is [K][H] by name.
   """
   mass = quadrants(maps, num_memory)
   shares, uniform = coordinate_shares(maps, num_memory, spec.coordinates)

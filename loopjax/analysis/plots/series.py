@@ -1,6 +1,7 @@
 """Series over training steps, from the rows of metrics.jsonl."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,28 @@ def by_layer(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Steps [N] and values [N, L] of a metric with one value per layer."""
   return _numbered(rows, split, f"{name}/layer=")
+
+
+def together(
+  first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+  """The values of two series (steps, values) at the steps that both have."""
+  (at, values), (other_at, others) = first, second
+  return values[np.isin(at, other_at)], others[np.isin(other_at, at)]
+
+
+def by_depth(
+  metrics: Mapping[str, float], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Numbers of loops, from 1, and a final score of the output after each."""
+  prefix = f"{name}/loop="
+  found = sorted(
+    (int(key.removeprefix(prefix)) + 1, value)
+    for key, value in metrics.items()
+    if key.startswith(prefix)
+  )
+  loops, values = zip(*found, strict=True) if found else ((), ())
+  return np.asarray(loops, int), np.asarray(values, float)
 
 
 def _numbered(

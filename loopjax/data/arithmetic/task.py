@@ -5,10 +5,14 @@ steps: a model has to look up results in its weights and to operate on its own
 intermediate results (after Mano of Physics of Language Models 4.1, Allen-Zhu
 2025).
 
+An expression without operations is a number; any other is an operator and two
+expressions that share the remaining operations, with uniform probability.
+
 Token ids: the numbers, the operators, ASK (asks for the value), padding.
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +20,117 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import pipeline
-from loopjax.data.arithmetic import expressions
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+
+NUM_OPERATORS = 3  # Sum, difference and product.
+_PARTS = 20  # Hash buckets of expressions, divided among the splits.
+PARTS = {
+  "train": np.arange(0, 16, dtype=np.uint64),
+  "validation": np.arange(16, 18, dtype=np.uint64),
+  "test": np.arange(18, 20, dtype=np.uint64),
+}
+
+
+def draw_expressions(
+  modulus: int,
+  max_operations: int,
+  stream: int,
+  positions: np.ndarray,
+  operations: np.ndarray,
+  split: str,
+) -> np.ndarray:
+  """Random expressions of a split; those of other splits are redrawn.
+
+  Args:
+    modulus: M; numbers are 0 .. M - 1.
+    max_operations: maximum number of operations.
+    stream: number of the random stream.
+    positions: positions in the stream, int [B].
+    operations: number of operations of each expression, from 1, int [B].
+    split: "train", "validation" or "test".
+
+  Returns:
+    Tokens int64 [B, 2 max_operations + 1]: numbers are their own ids, operators
+    start at M, and -1 fills the rest.
+  """
+  width = 2 * max_operations + 1
+  tokens = np.full((len(positions), width), -1)
+  wanted = np.arange(len(positions))
+  for attempt in itertools.count():
+    seed = pipeline.stream_seed(stream, attempt)
+    numbers = pipeline.uniforms(seed, positions[wanted], 2 * width)
+    drawn = _expressions(modulus, operations[wanted], numbers)
+    tokens[wanted] = drawn
+    outside = ~np.isin(_hash(drawn) % np.uint64(_PARTS), PARTS[split])
+    wanted = wanted[outside]
+    if not len(wanted):
+      break
+  return tokens
+
+
+def distinct(tokens: np.ndarray) -> np.ndarray:
+  """Positions of distinct expressions, in pseudorandom order."""
+  _, first = np.unique(_hash(tokens), return_index=True)
+  return first
+
+
+def values_of(modulus: int, tokens: np.ndarray) -> np.ndarray:
+  """The values of expressions, int64 [B], in 0 .. modulus - 1."""
+  batch, width = tokens.shape
+  rows = np.arange(batch)
+  stack = np.zeros((batch, width + 2), np.int64)
+  height = np.zeros(batch, np.int64)
+  for token in tokens.T[::-1]:  # Operands are evaluated before their operator.
+    left = stack[rows, height - 1]
+    right = stack[rows, height - 2]
+    results = np.stack([left + right, left - right, left * right])
+    is_operator = token >= modulus
+    kind = np.where(is_operator, token - modulus, 0)
+    value = np.where(is_operator, results[kind, rows] % modulus, token)
+    height += np.where(is_operator, -1, np.where(token >= 0, 1, 0))
+    there = token >= 0
+    stack[rows[there], height[there] - 1] = value[there]
+  return stack[:, 0]
+
+
+def _expressions(
+  modulus: int, operations: np.ndarray, numbers: np.ndarray
+) -> np.ndarray:
+  """Expressions from uniform numbers [B, 2 width], int64 [B, width]."""
+  batch, width = len(operations), numbers.shape[1] // 2
+  rows = np.arange(batch)
+  # Stack of the sizes (in operations) of expressions yet to be written.
+  stack = np.zeros((batch, width + 2), np.int64)
+  stack[:, 0] = operations
+  height = np.ones(batch, np.int64)
+  tokens = np.full((batch, width), -1)
+  for place in range(width):
+    active = height > 0
+    left_over = stack[rows, height - 1]
+    which, share = numbers[:, 2 * place], numbers[:, 2 * place + 1]
+    number = (which * modulus).astype(np.int64)
+    operator = modulus + (which * NUM_OPERATORS).astype(np.int64)
+    is_operator = active & (left_over > 0)
+    token = np.where(is_operator, operator, number)
+    tokens[:, place] = np.where(active, token, -1)
+    left = (share * left_over).astype(np.int64)
+    inner = rows[is_operator]
+    at = height[is_operator]
+    stack[inner, at - 1] = (left_over - 1 - left)[is_operator]
+    stack[inner, at] = left[is_operator]
+    height += np.where(is_operator, 1, np.where(active, -1, 0))
+  return tokens
+
+
+def _hash(tokens: np.ndarray) -> np.ndarray:
+  """A hash of every row, uint64 [B]."""
+  total = np.zeros(len(tokens), np.uint64)
+  for column in tokens.T:
+    total = pipeline.splitmix64(total ^ (column + 1).astype(np.uint64))
+  return total
+
 
 TRACES: tuple[str, ...] = ()
 HEADLINE = ("exact_match",)
@@ -57,24 +168,19 @@ class Config:
     )
     if self.modulus > 2**20:
       raise UserError(f"task.modulus={self.modulus} must be at most {2**20}")
-    if self.num_eval_examples % len(self.eval_operations):
-      counts = ", ".join(map(str, self.eval_operations))
-      raise UserError(
-        f"task.num_eval_examples={self.num_eval_examples} must be a multiple "
-        f"of {len(self.eval_operations)}: equal numbers for {counts} "
-        "operations"
-      )
+    pipeline.check_equal_numbers(
+      self.num_eval_examples, self.eval_operations, "operations"
+    )
 
   @property
   def eval_operations(self) -> tuple[int, ...]:
     """1, 2, 4, ..., L."""
-    powers = range(self.max_operations.bit_length())
-    return tuple(sorted({*(2**p for p in powers), self.max_operations}))
+    return pipeline.doublings(self.max_operations)
 
   @property
   def ask(self) -> int:
     """Id of the token before the value."""
-    return self.modulus + expressions.NUM_OPERATORS
+    return self.modulus + NUM_OPERATORS
 
 
 def spec(config: Config) -> TaskSpec:
@@ -107,8 +213,6 @@ def make_dataset(
 
   The training stream repeats expressions; an evaluation has each once.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, padded in front, and in evaluation
     "valid" bool [b] and "group/operations" i32 [b]. Weights are 1 at the last
@@ -117,8 +221,8 @@ def make_dataset(
   own = seed if split == "train" else config.eval_seed
   stream = pipeline.stream_seed(_STREAMS[split], 0, own)
 
-  def draw(positions, operations):
-    return expressions.draw(
+  def drawn_tokens(positions, operations):
+    return draw_expressions(
       config.modulus, config.max_operations, stream, positions, operations,
       split,
     )  # fmt: skip
@@ -130,15 +234,8 @@ def make_dataset(
     inputs = pipeline.in_a_row(
       questions, questions >= 0, length, config.ask + 1, front=True
     )
-    targets = np.zeros(inputs.shape, np.int32)
-    targets[:, -1] = expressions.values(config.modulus, tokens)
-    weights = np.zeros(inputs.shape, np.float32)
-    weights[:, -1] = 1
-    return {
-      "inputs": inputs.astype(np.int32),
-      "targets": targets,
-      "weights": weights,
-    }
+    values = values_of(config.modulus, tokens)
+    return pipeline.with_answers(inputs, values[:, None])
 
   if split == "train":
 
@@ -146,15 +243,15 @@ def make_dataset(
       counts = pipeline.stream_seed(_OPERATIONS, 0, stream)
       drawn = pipeline.uniforms(counts, positions, 1)[:, 0]
       operations = 1 + (drawn * config.max_operations).astype(np.int64)
-      return make(draw(positions, operations))
+      return make(drawn_tokens(positions, operations))
 
     batches = pipeline.stream(make_training, batch_size, rows)
     return Dataset(batches)
 
   positions = np.arange(config.num_eval_examples)
   groups = positions % len(config.eval_operations)
-  tokens = draw(positions, np.array(config.eval_operations)[groups])
-  kept = expressions.distinct(tokens)  # Pseudorandom order.
+  tokens = drawn_tokens(positions, np.array(config.eval_operations)[groups])
+  kept = distinct(tokens)  # Pseudorandom order.
   tokens, groups = tokens[kept], groups[kept].astype(np.int32)
 
   def make_evaluation(indices, _):

@@ -170,8 +170,6 @@ def make_dataset(
   the default 2^96 examples no two are equal in practice; with few states of few
   cells, training contains examples of the other splits.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b].
     Only the answer chunk has nonzero weights; other targets are 0. The fact
@@ -225,15 +223,7 @@ def _examples(
   cells = pipeline.uniforms(stream, indices, num_states * width) < 0.5
   states = cells.reshape(num * num_states, width)
   later = evolve(states, config.num_steps, config.rule)
-  labels = later[:, 0].reshape(num, num_states).astype(np.int32)
-  mark = np.full((num, 1), ANSWER, np.int32)
-  inputs = [cells.astype(np.int32), mark, labels[:, :-1]]
-  targets = np.zeros((num, config.sequence_length), np.int32)
-  targets[:, -num_states:] = labels
-  weights = np.zeros(targets.shape, np.float32)
-  weights[:, -num_states:] = 1.0
-  return {
-    "inputs": np.concatenate(inputs, axis=1),
-    "targets": targets,
-    "weights": weights,
-  }
+  labels = later[:, 0].reshape(num, num_states)
+  mark = np.full((num, 1), ANSWER)
+  inputs = np.concatenate([cells, mark, labels[:, :-1]], axis=1)
+  return pipeline.with_answers(inputs, labels)

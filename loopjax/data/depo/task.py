@@ -87,12 +87,7 @@ class Config:
           f"task.{large}={getattr(self, large)}"
         )
     self._check_words()
-    if self.num_eval_examples % len(self.eval_hops):
-      hops = ", ".join(map(str, self.eval_hops))
-      raise UserError(
-        f"task.num_eval_examples={self.num_eval_examples} must be a multiple "
-        f"of {len(self.eval_hops)}: equal numbers for {hops} hops"
-      )
+    pipeline.check_equal_numbers(self.num_eval_examples, self.eval_hops, "hops")
 
   def _check_words(self) -> None:
     """Raises UserError unless the largest cycle has enough names and fits."""
@@ -128,8 +123,7 @@ class Config:
   @property
   def eval_hops(self) -> tuple[int, ...]:
     """1, 2, 4, ..., K."""
-    powers = range(self.max_hops.bit_length())
-    return tuple(sorted({*(2**power for power in powers), self.max_hops}))
+    return pipeline.doublings(self.max_hops)
 
   @property
   def first_hop(self) -> int:
@@ -216,16 +210,10 @@ def examples(
     config, nodes, letters, num_nodes, starts[:, : config.num_queries], hops
   )
   inputs = np.concatenate([context, questions], axis=1)
-  targets = np.zeros_like(inputs)  # Not padding, whose logit may be -inf.
-  before = slice(config.context_length, -1)
-  targets[:, before] = np.where(is_answer, questions, 0)[:, 1:]
-  weights = np.zeros(inputs.shape, np.float32)
-  weights[:, before] = is_answer[:, 1:]
-  return {
-    "inputs": inputs,
-    "targets": targets,
-    "weights": weights,
-  }
+  following = (  # Nothing is predicted at the last token.
+    np.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (questions, is_answer)
+  )
+  return pipeline.with_answers(inputs, *following)
 
 
 def draw_words(
@@ -362,7 +350,7 @@ def _first_occurrences(values: np.ndarray) -> np.ndarray:
 
 TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("exact_match", "answer_accuracy")
-# Different from the streams in `problems`.
+# Different from the streams above.
 _STREAMS = {"train": 3, "test": 4, "validation": 5}
 
 
@@ -397,8 +385,6 @@ def make_dataset(
 
   All splits are drawn, with separate random streams. There are too many cycles
   of more than a few nodes to repeat; the splits of the smallest tasks overlap.
-
-  The arguments are `protocols.Task.make_dataset`'s.
 
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]

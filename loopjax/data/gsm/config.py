@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from loopjax import checks
+from loopjax.data import pipeline
 from loopjax.data.gsm import language
 from loopjax.errors import UserError
 
@@ -82,12 +83,9 @@ class Config:
         f"task.max_value={self.max_value}"
       )
     self._check_length()
-    if self.num_eval_examples % len(self.eval_ops):
-      raise UserError(
-        f"task.num_eval_examples={self.num_eval_examples} must be a multiple "
-        f"of {len(self.eval_ops)}: equal numbers for each of "
-        f"task.eval_ops={self.eval_ops}"
-      )
+    pipeline.check_equal_numbers(
+      self.num_eval_examples, self.eval_ops, "operations (task.eval_ops)"
+    )
 
   def _check_operations(self, field: str) -> None:
     """Raises UserError unless these are distinct numbers from 1 to 8."""

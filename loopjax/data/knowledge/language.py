@@ -241,7 +241,7 @@ def sentences(
     Token ids int [N, W], ABSENT where a sentence is shorter; and which
     positions belong to the value, bool [W].
   """
-  phrase = _tables().phrases[attributes, phrases]
+  phrase = _tables()[0][attributes, phrases]
   stop = np.full((len(subjects), 1), vocabulary().words["."])
   tokens = np.concatenate([subjects, phrase, values, stop], axis=1)
   width = tokens.shape[1]
@@ -253,10 +253,10 @@ def questions(
   names: np.ndarray, attributes: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Questions and their answers; arguments and results as in `sentences`."""
-  tables = _tables()
+  _, before, after = _tables()
   mark = np.full((len(names), 1), vocabulary().words["?"])
   tokens = np.concatenate(
-    [tables.before[attributes], names, tables.after[attributes], mark, values],
+    [before[attributes], names, after[attributes], mark, values],
     axis=1,
   )
   width = tokens.shape[1]
@@ -304,27 +304,17 @@ def decode(ids: Iterable[int]) -> str:
   return " ".join(known).replace(" \n ", "\n").strip()
 
 
-class _Tables(NamedTuple):
-  """Token ids of words, ABSENT after the last.
-
-  Attributes:
-    phrases: int [attributes, phrases, W].
-    before, after: the parts of questions, int [attributes, W].
-  """
-
-  phrases: np.ndarray
-  before: np.ndarray
-  after: np.ndarray
-
-
 @functools.lru_cache(maxsize=1)
-def _tables() -> _Tables:
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Phrases [attributes, phrases, W], and questions before and after the name.
+
+  The latter are [attributes, W]. All are token ids, ABSENT after the last.
+  """
   attributes = ATTRIBUTES.values()
   phrases = _ids([p for a in attributes for p in a.phrases])
   before, after = zip(*(a.question for a in attributes), strict=True)
-  return _Tables(
-    phrases.reshape(len(ATTRIBUTES), NUM_PHRASES, -1), _ids(before), _ids(after)
-  )
+  shape = len(ATTRIBUTES), NUM_PHRASES, -1
+  return phrases.reshape(shape), _ids(before), _ids(after)
 
 
 def _ids(texts: Iterable[str]) -> np.ndarray:

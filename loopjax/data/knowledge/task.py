@@ -200,8 +200,6 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries; "documents" are numbered 1, 2, ...,
     with 0 for padding. Training predicts all tokens. In evaluation a row has

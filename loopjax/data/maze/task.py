@@ -278,8 +278,6 @@ def make_dataset(
   Splits are drawn from separate random streams. There are too many mazes of
   more than a few rooms to repeat.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/path" i32 [b].
@@ -315,11 +313,9 @@ def make_dataset(
   batches = pipeline.evaluation_batches(
     make_evaluation, config.num_eval_examples, batch_size, rows
   )
-  edges = zip(LENGTH_EDGES, LENGTH_EDGES[1:], strict=False)
-  names = [f"{low}-{high - 1}" for low, high in edges]
   return Dataset(
     batches,
-    groups={"path": (*names, f"{LENGTH_EDGES[-1]}+")},
+    groups={"path": pipeline.range_names(LENGTH_EDGES)},
     facts={f"{split}_examples": config.num_eval_examples},
   )
 

@@ -179,8 +179,6 @@ def make_dataset(
   target at the last token of the question, the only position with a nonzero
   weight; other targets are 0.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries. Evaluation adds "valid" bool [b];
     "bridges" i32 [b, T], at index j the entity after hop j, at j = k the

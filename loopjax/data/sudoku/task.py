@@ -13,8 +13,9 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import pipeline
-from loopjax.data.sudoku import bank, files, symmetry
 from loopjax.data.sudoku import board as boards
+from loopjax.data.sudoku import puzzles as puzzles_lib
+from loopjax.data.sudoku import symmetry
 from loopjax.errors import Moot, UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
@@ -188,7 +189,7 @@ def make_dataset(
 
   def boards_of(examples):
     givens, answers = puzzles.givens[examples], puzzles.answers[examples]
-    return bank.unpack(board, givens, answers)
+    return puzzles_lib.unpack(board, givens, answers)
 
   def make_training(examples, positions):
     questions, answers = boards_of(chosen[examples])
@@ -228,7 +229,10 @@ def make_dataset(
     )
   return Dataset(
     batches=batches,
-    groups={"rating": _rating_names(), "source": puzzles.sources},
+    groups={
+      "rating": pipeline.range_names(RATING_EDGES),
+      "source": puzzles.sources,
+    },
     facts=facts,
   )
 
@@ -269,11 +273,11 @@ def _encoded(
   }
 
 
-def _puzzles(config: Config, split: str) -> bank.Puzzles:
+def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
   """The puzzles that contain a split: from a file, or the packaged ones."""
   if not config.train_csv:
-    return bank.load_bank(config.board)
-  return files.read(
+    return puzzles_lib.load_bank(config.board)
+  return puzzles_lib.read(
     config.board,
     config.test_csv if split == "test" else config.train_csv,
     on_bad_row=config.on_bad_row,
@@ -281,7 +285,9 @@ def _puzzles(config: Config, split: str) -> bank.Puzzles:
   )
 
 
-def _chosen(config: Config, split: str, puzzles: bank.Puzzles) -> np.ndarray:
+def _chosen(
+  config: Config, split: str, puzzles: puzzles_lib.Puzzles
+) -> np.ndarray:
   """Which of the puzzles are in the split, int64, ascending."""
   if config.train_csv and split == "test":
     return np.arange(len(puzzles.ratings))
@@ -332,12 +338,3 @@ def _overlap(config: Config, train_keys: np.ndarray) -> int:
   if num:
     print(f"warning: {message}", flush=True)
   return num
-
-
-def _rating_names() -> tuple[str, ...]:
-  """ "0", "1-2", "3-9", ...: the buckets between RATING_EDGES."""
-  pairs = zip(RATING_EDGES, RATING_EDGES[1:], strict=False)
-  names = [
-    str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in pairs
-  ]
-  return (*names, f"{RATING_EDGES[-1]}+")

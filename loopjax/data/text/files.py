@@ -1,4 +1,4 @@
-"""Reads text files as chunks of a few MiB.
+"""Reads text files as chunks of a few MiB, and the documents of a chunk.
 
 A chunk ends at the end of a line, a paragraph or a table row: another process
 can parse its documents without the rest of the file.
@@ -23,7 +23,6 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import hub, pipeline
-from loopjax.data.arithmetic import expressions
 from loopjax.errors import UserError, one_line
 from loopjax.run import user_cache
 
@@ -39,30 +38,30 @@ def synthetic(source: str) -> str:
   Raises:
     UserError: the name is unknown, or the cache cannot be written.
   """
-  name = source.removeprefix(SYNTHETIC)
-  if name not in _MAKERS:
-    known = ", ".join(SYNTHETIC + known for known in sorted(_MAKERS))
+  if source != f"{SYNTHETIC}arithmetic":
     raise UserError(
-      f"{source}: unknown synthetic text; expected one of {known}"
+      f"{source}: unknown synthetic text; expected {SYNTHETIC}arithmetic"
     )
-  key = f"{name}-{_VERSION}"
 
   def write(folder: pathlib.Path) -> None:
-    (folder / f"{name}.txt").write_text(_MAKERS[name](), encoding="utf-8")
+    (folder / "arithmetic.txt").write_text(_arithmetic(), encoding="utf-8")
 
-  return str(user_cache.entry("text_made", key, write) / f"{name}.txt")
+  folder = user_cache.entry("text_made", f"arithmetic-{_VERSION}", write)
+  return str(folder / "arithmetic.txt")
 
 
 def _arithmetic() -> str:
   """Paragraphs of lines such as `7*(3-12)=6`, modulo 23."""
+  from loopjax.data.arithmetic import task as arithmetic  # Only for these.
+
   positions = np.arange(_LINES)
   stream = pipeline.stream_seed(0, 0, 0)
   drawn = pipeline.uniforms(pipeline.stream_seed(1, 0, 0), positions, 1)[:, 0]
   operations = 1 + (drawn * _MAX_OPERATIONS).astype(np.int64)
-  tokens = expressions.draw(
+  tokens = arithmetic.draw_expressions(
     _MODULUS, _MAX_OPERATIONS, stream, positions, operations, "train"
   )
-  values = expressions.values(_MODULUS, tokens)
+  values = arithmetic.values_of(_MODULUS, tokens)
   lines = [
     f"{_infix(row)}={value}"
     for row, value in zip(tokens.tolist(), values.tolist(), strict=True)
@@ -88,9 +87,6 @@ def _infix(tokens: list[int]) -> str:
     )
     stack.append(f"{left}{'+-*'[token - _MODULUS]}{right}")
   return stack.pop()
-
-
-_MAKERS = {"arithmetic": _arithmetic}
 
 
 CHUNK_BYTES = 4 << 20
@@ -403,15 +399,164 @@ def json_lines(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
     UserError: the file cannot be read, or a line is not JSON.
   """
   for chunk in read(str(path), ()):
-    lines = chunk.content.split(b"\n") if chunk.kind == "jsonl" else ()
     if chunk.kind != "jsonl":
       raise UserError(
         f"{path}: expected a file name that ends with .jsonl, .jsonl.gz"
       )
-    for number, line in enumerate(lines, chunk.first):
-      if not line.strip():
-        continue
-      try:
-        yield f"{path}:{number}", json.loads(line)
-      except ValueError:
-        raise UserError(f"{path}:{number}: is not valid JSON") from None
+    for number, row in enumerate(rows(chunk), chunk.first):
+      if isinstance(row, Fault):
+        raise UserError(f"{path}:{number}: {row}")
+      if row is not None:
+        yield f"{path}:{number}", row
+
+
+SECTION_BYTES = 8 << 10  # Approximate size of a document of plain text.
+_PREDICTED = ("assistant", "gpt", "model")  # Role names of three conventions.
+
+# A document: spans of text, and whether each is predicted.
+Segments = list[tuple[str, bool]]
+
+
+class Fault(ValueError):
+  """The reason why a document cannot be used."""
+
+
+def documents(
+  chunk: Chunk, text_field: str, prompt_field: str, separator: str
+) -> Iterator[Segments | Fault]:
+  """Yields the documents of a chunk, and a Fault for each malformed one.
+
+  The separator ends every segment but the last.
+
+  The last segment of a document is always predicted; a document without
+  predicted text is empty.
+  """
+  if chunk.kind == "text":
+    for section in sections(chunk):
+      yield section if isinstance(section, Fault) else [(section, True)]
+    return
+  for number, row in enumerate(rows(chunk), chunk.first):
+    if row is None:
+      continue
+    try:
+      yield _segments(row, text_field, prompt_field, separator)
+    except Fault as error:
+      yield Fault(f"{chunk.path}:{number}: {error}")
+
+
+def sections(chunk: Chunk) -> Iterator[str | Fault]:
+  """Plain text, cut at the first blank line after SECTION_BYTES."""
+  text, at = chunk.content, 0
+  while at < len(text):
+    stop = cut(text, at + SECTION_BYTES, at + 2 * SECTION_BYTES)
+    section, at = text[at:stop], stop
+    try:
+      yield section.decode()
+    except UnicodeDecodeError as error:
+      where = chunk.first + stop - len(section) + error.start
+      yield Fault(f"{chunk.path}: byte {where} is not UTF-8; save it as UTF-8")
+
+
+def cut(text: bytes, low: int, high: int) -> int:
+  """The end of the first paragraph, or else line, in a range of plain text.
+
+  Without either it is `low`, or a few bytes less to keep a character whole.
+  """
+  if low >= len(text):
+    return len(text)
+  if found := PARAGRAPH.search(text, low, high):
+    return found.end()
+  line = text.find(b"\n", low, high)
+  if line >= 0:
+    return line + 1
+  return whole(text, low)
+
+
+def rows(chunk: Chunk) -> Iterator[Any]:
+  """Rows of a table, or JSON values; None for an empty line, or a Fault."""
+  if chunk.kind == "parquet":
+    yield from chunk.content
+    return
+  if chunk.kind in ("csv", "tsv"):
+    yield from map(_checked_row, chunk.content)
+    return
+  for line in chunk.content.split(b"\n"):
+    if not line.strip():
+      yield None
+      continue
+    try:
+      row = json.loads(line)
+      yield Fault("is null; remove such rows") if row is None else row
+    except UnicodeDecodeError:
+      yield Fault("is not UTF-8; save the file as UTF-8")
+    except (ValueError, RecursionError):
+      yield Fault("is not valid JSON; expected one object per line")
+
+
+def _checked_row(row: Any) -> Any:
+  """A row of CSV, or a Fault if it is malformed or not UTF-8."""
+  if isinstance(row, str):
+    return Fault(row)
+  try:
+    "".join(row or ()).encode()
+    "".join((row or {}).values()).encode()
+  except UnicodeEncodeError:
+    return Fault("is not UTF-8; save the file as UTF-8")
+  return row
+
+
+def _segments(
+  row: Any, text_field: str, prompt_field: str, separator: str
+) -> Segments:
+  """The document of a row."""
+  if isinstance(row, Fault):
+    raise row
+  if not isinstance(row, dict):
+    raise Fault("is not a JSON object; expected one object per line")
+  for field in filter(None, (prompt_field, text_field)):
+    if field in row and row[field] is None:
+      raise Fault(f"its {field!r} is null; remove such rows")
+    if field not in row:
+      there = ", ".join(map(str, row))[:100]
+      raise Fault(
+        f"has no {field!r}, only {there}; see task.text_field and"
+        " task.prompt_field"
+      )
+  segments: Segments = []
+  if prompt_field:
+    segments.append((_checked(row[prompt_field], prompt_field), False))
+  text = row[text_field]
+  if isinstance(text, list):
+    segments += [_turn(turn, text_field) for turn in text]
+  else:
+    segments.append((_checked(text, text_field), True))
+  while segments and not (segments[-1][1] and segments[-1][0]):
+    segments.pop()  # Text after the last completion has no loss.
+  return [
+    (text + separator if place < len(segments) else text, predicted)
+    for place, (text, predicted) in enumerate(segments, 1)
+  ]
+
+
+def _turn(turn: Any, field: str) -> tuple[str, bool]:
+  """One turn of a conversation."""
+  for who, what in (("from", "value"), ("role", "content")):
+    if isinstance(turn, dict) and who in turn and what in turn:
+      return _checked(turn[what], f"{field}.{what}"), turn[who] in _PREDICTED
+  raise Fault(
+    f"{field!r} is not a conversation; each turn has 'from' and 'value', or"
+    " 'role' and 'content'"
+  )
+
+
+def _checked(text: Any, field: str) -> str:
+  """The value of a field; a Fault unless it is text that UTF-8 can encode."""
+  if not isinstance(text, str):
+    raise Fault(f"{field!r} is not a string")
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    raise Fault(
+      f"{field!r} contains a lone surrogate (half a character)"
+    ) from None
+  return text

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.text import documents, files, parallel, preparation
+from loopjax.data.text import files, preparation
 from loopjax.errors import UserError
 from loopjax.run import user_cache
 
@@ -100,7 +100,7 @@ def count(
     look = functools.partial(_look, corpus.job, np.unique(items.runs))
     chunks = preparation.chunks(corpus.job, corpus.paths)
     size = sum(pathlib.Path(path).stat().st_size for path in corpus.paths)
-    for found, num in parallel.in_order(look, chunks, size):
+    for found, num in preparation.in_order(look, chunks, size):
       hits[items.item[np.isin(items.runs, found)]] = True
       num_documents += num
     np.save(folder / _HITS, hits)
@@ -204,13 +204,13 @@ def _powers(base: int, num: int) -> np.ndarray:
 def _items(chunk: files.Chunk) -> Iterator[list[str]]:
   """The texts of every item of a chunk."""
   if chunk.kind == "text":
-    for section in documents.sections(chunk):
-      if isinstance(section, documents.Fault):
+    for section in files.sections(chunk):
+      if isinstance(section, files.Fault):
         raise UserError(str(section))
       yield [section]
     return
-  for number, row in enumerate(documents.rows(chunk), chunk.first):
-    if isinstance(row, documents.Fault):
+  for number, row in enumerate(files.rows(chunk), chunk.first):
+    if isinstance(row, files.Fault):
       raise UserError(f"{chunk.path}:{number}: {row}")
     if isinstance(row, dict):
       row = row.get("doc", row)  # OLMES request.
@@ -261,7 +261,7 @@ def _batches(job: preparation.Job, chunk: files.Chunk) -> Iterator[list[str]]:
   """The training documents of a chunk, in batches."""
   batch, size = [], 0
   for found in job.read(chunk):
-    if isinstance(found, documents.Fault) or not found:
+    if isinstance(found, files.Fault) or not found:
       continue  # No split has malformed or empty documents.
     if (chunk.split or job.split_of(found)) == "train":
       batch.append("".join(text for text, _ in found))

@@ -5,23 +5,27 @@ under a checksum of the files' content and of every setting that affects rows.
 """
 
 import collections
+import concurrent.futures
 import contextlib
 import errno
 import functools
 import hashlib
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tqdm
 from array_record.python import array_record_data_source as array_record
 from array_record.python import array_record_module
 
-from loopjax.data.text import documents, files, packing, parallel
+from loopjax.data.text import files, packing
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import SEPARATOR, Config
 from loopjax.data.text.tokenizer import Tokenizer
@@ -49,12 +53,10 @@ class Job(NamedTuple):
   test: float
   text_bytes: int = 0
 
-  def read(
-    self, chunk: files.Chunk
-  ) -> Iterator[documents.Segments | documents.Fault]:
-    """The documents of a chunk, see `documents.read`."""
+  def read(self, chunk: files.Chunk) -> Iterator[files.Segments | files.Fault]:
+    """The documents of a chunk, see `files.documents`."""
     c = self.config
-    return documents.read(chunk, c.text_field, c.prompt_field, c.separator)
+    return files.documents(chunk, c.text_field, c.prompt_field, c.separator)
 
   @property
   def splits(self) -> dict[str, float]:
@@ -63,7 +65,7 @@ class Job(NamedTuple):
     shares = zip(SPLITS, (train, self.validation, self.test), strict=True)
     return {split: share for split, share in shares if share > 0}
 
-  def split_of(self, document: documents.Segments) -> str:
+  def split_of(self, document: files.Segments) -> str:
     """The split of a document, from the hash of its prompt, or else its text.
 
     The prompt is everything before the first completion. All answers to one
@@ -75,7 +77,7 @@ class Job(NamedTuple):
     return "validation" if place >= 1 - self.validation else "train"
 
 
-def _place(document: documents.Segments) -> float:
+def _place(document: files.Segments) -> float:
   """The hash of a document's prompt, or else its text, in [0, 1]."""
   texts = [text for text, _ in document]
   num_prompts = [predicted for _, predicted in document].index(True)
@@ -117,7 +119,7 @@ def write(
       stack.callback(_checked, writers[split].close)
     size = sum(os.path.getsize(path) for path in paths)
     found = chunks(job, paths)
-    for part in parallel.in_order(functools.partial(_pack, job), found, size):
+    for part in in_order(functools.partial(_pack, job), found, size):
       first_fault = first_fault or part.first_fault
       num_skipped += part.num_skipped
       num_empty += part.num_empty
@@ -171,7 +173,7 @@ def fill_splits(
       text_bytes += len(chunk.content)
       continue
     for found in job.read(chunk):
-      if found and not isinstance(found, documents.Fault):
+      if found and not isinstance(found, files.Fault):
         places.append(_place(found))
   if text_bytes:
     return job._replace(text_bytes=text_bytes)
@@ -215,7 +217,7 @@ def _by_position(
   for split, share in job.splits.items():
     end += share * job.text_bytes
     low = round(end) - at
-    stop = documents.cut(chunk.content, low, low + int(smallest / 2))
+    stop = files.cut(chunk.content, low, low + int(smallest / 2))
     if low > 0 and stop > start:
       part = chunk.content[start:stop]
       yield chunk._replace(first=chunk.first + start, content=part, split=split)
@@ -236,10 +238,10 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
   """The rows of a chunk."""
   config = job.config
   tokenizer = _tokenizer(config, job.tokenizer)
-  by_split: dict[str, list[documents.Segments]] = {s: [] for s in SPLITS}
+  by_split: dict[str, list[files.Segments]] = {s: [] for s in SPLITS}
   num_skipped, first_fault, num_empty = 0, "", 0
   for found in job.read(chunk):
-    if isinstance(found, documents.Fault):
+    if isinstance(found, files.Fault):
       num_skipped += 1
       first_fault = first_fault or str(found)
     elif not found:
@@ -275,7 +277,7 @@ def _tokenizer(config: Config, key: str) -> Tokenizer:
 
 
 def _tokenised(
-  found: Sequence[documents.Segments], tokenizer: Tokenizer
+  found: Sequence[files.Segments], tokenizer: Tokenizer
 ) -> list[packing.Document]:
   """Documents as token ids."""
   ids = tokenizer.encode_parts([[text for text, _ in part] for part in found])
@@ -382,7 +384,7 @@ def _key(job: Job, paths: Sequence[str]) -> str:
   settings = (
     _VERSION,
     files.CHUNK_BYTES,
-    documents.SECTION_BYTES,
+    files.SECTION_BYTES,
     job.tokenizer,
     config.sequence_length,
     config.text_field,
@@ -417,3 +419,62 @@ def _digest(path: str, state: tuple[int, int]) -> str:
       return hashlib.file_digest(file, "sha256").hexdigest()
   except OSError as error:
     raise files.unreadable(path, error) from None
+
+
+Result = TypeVar("Result")
+_AHEAD = 2  # Chunks queued for the processes.
+# Below this size, processes take longer to start than they save.
+_MIN_BYTES = 64 << 20
+
+
+def in_order(
+  function: Callable[[files.Chunk], Result],
+  chunks: Iterable[files.Chunk],
+  num_bytes: int,
+) -> Iterator[Result]:
+  """The result for each chunk, in the order of the chunks.
+
+  Only a few chunks and results are in memory at a time.
+
+  Args:
+    function: a picklable function; UserErrors that it raises are raised here.
+    chunks: the chunks, which this process reads.
+    num_bytes: size of the files that the chunks come from. Small files are
+      processed in this process.
+
+  Raises:
+    UserError: a process was killed.
+  """
+  num_processes = _num_cpus()
+  if num_bytes < _MIN_BYTES or num_processes == 1:
+    yield from map(function, chunks)
+    return
+  # JAX has threads in this process. Workers are therefore forked from a server
+  # process that has only imported this module, and share its memory.
+  context = multiprocessing.get_context("forkserver")
+  context.set_forkserver_preload([__name__])
+  with concurrent.futures.ProcessPoolExecutor(num_processes, context) as pool:
+    chunks = iter(chunks)
+    waiting = collections.deque(
+      pool.submit(function, chunk)
+      for chunk in itertools.islice(chunks, num_processes + _AHEAD)
+    )
+    try:
+      while waiting:
+        yield waiting.popleft().result()
+        for chunk in itertools.islice(chunks, 1):
+          waiting.append(pool.submit(function, chunk))
+    except BrokenProcessPool:
+      raise UserError(
+        "a text preparation process was killed, possibly for lack of memory"
+      ) from None
+    finally:
+      for future in waiting:
+        future.cancel()
+
+
+def _num_cpus() -> int:
+  """CPUs available to this process, if the system reports them (not macOS)."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1

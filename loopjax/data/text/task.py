@@ -72,8 +72,6 @@ def make_dataset(
 ) -> Dataset:
   """Batches of a split; sources are packed at their first use.
 
-  The arguments are `protocols.Task.make_dataset`'s.
-
   Returns:
     Batches of `abstract_batch`'s entries, see `packing.unpack`, and in
     evaluation "valid" bool [b] and "group/source" i32 [b].
@@ -256,12 +254,6 @@ def mixed(
   return source, row
 
 
-def _checksum(corpora: list[preparation.Corpus]) -> str:
-  """Checksum of all sources' files and of the settings that determine rows."""
-  names = "".join(one.folder.name for one in corpora)
-  return hashlib.sha256(names.encode()).hexdigest()
-
-
 def _facts(
   split: str, corpora: list[preparation.Corpus]
 ) -> dict[str, int | float | str]:
@@ -280,9 +272,11 @@ def _facts(
     facts[f"{split}_{name}"] = sum(one.facts[name] for one in corpora)
   padding = sum(one.facts[split]["padding"] for one in corpora)
   tokens = sum(one.facts[split]["tokens"] for one in corpora)
+  # Checksums of all sources' files and of the settings that determine rows.
+  names = "".join(one.folder.name for one in corpora)
   return {
     **facts,
-    f"{split}_sha256": _checksum(corpora),
+    f"{split}_sha256": hashlib.sha256(names.encode()).hexdigest(),
     f"{split}_examples": facts[f"{split}_rows"],
     f"{split}_padding_share": padding / (padding + tokens),
   }

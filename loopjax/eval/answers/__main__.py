@@ -1,11 +1,515 @@
-"""Command line: `python -m loopjax.eval.answers WORKDIR --questions=FILE`."""
+"""Command line: `python -m loopjax.eval.answers WORKDIR --questions=FILE`.
 
+With --samples=16 --k=1,10 --temperature=1 --top_p=0.7 these are the scores of
+MELT's table 1 and, with --cache_kind, of its table 5 (arXiv 2605.07721).
+
+The file of answers has the settings in its first line, then one answer per
+line. Every answer is written as soon as it is finished. A killed process loses
+only the answers in progress; the same command resumes with the missing ones.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
 import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
-from loopjax.errors import Parser, leave, one_line_errors
-from loopjax.eval.answers import command, questions
-from loopjax.generate import source, text_flags
-from loopjax.run import user_cache
+import numpy as np
+from tqdm import tqdm
+
+from loopjax import checks
+from loopjax.commands import document
+from loopjax.errors import Parser, UserError, leave, one_line_errors
+from loopjax.eval import bits_per_byte
+from loopjax.eval.answers import questions as questions_lib
+from loopjax.eval.answers.questions import Question
+from loopjax.generate import chat, source, text_flags
+from loopjax.generate.engine import Engine
+from loopjax.generate.requests import Costs, GenerationRequest
+from loopjax.generate.text import TextStream
+from loopjax.run import provenance, user_cache, zoo
+from loopjax.run import workdir as workdir_lib
+from loopjax.saved.language_model import LanguageModel
+
+Key = tuple[int, int]  # The number of a question, and of one of its samples.
+
+
+class Answers(NamedTuple):
+  """The answers of an open file.
+
+  Attributes:
+    by_key: each with at least "question" and "sample", its key.
+    stream: the file, which stays empty until the first answer: a failed command
+      stores no settings.
+    head: the first line still to be written; "" if the file has it.
+  """
+
+  by_key: dict[Key, dict[str, Any]]
+  stream: IO[str]
+  head: str
+
+  def add(self, key: Key, row: dict[str, Any]) -> None:
+    """Adds an answer, in memory and at the end of the file."""
+    question, sample = key
+    row = {"question": question, "sample": sample, **row}
+    if not self.by_key:
+      self.stream.write(self.head)
+    self.by_key[key] = row
+    self.stream.write(_line(row))
+    self.stream.flush()
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
+  """Opens or creates a file of answers.
+
+  Args:
+    path: the file; its folder is created.
+    facts: the settings that the answers depend on, as JSON.
+
+  Raises:
+    UserError: the file cannot be read or written, or its answers depend on
+      other settings.
+  """
+  head = _line({"facts": facts})
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = path.read_text(encoding="utf-8") if path.exists() else ""
+    # A killed process may have written an incomplete line.
+    whole = content[: content.rfind("\n") + 1]
+    by_key = _read(path, whole, json.loads(head)) if whole else {}
+    with path.open("r+" if content else "w", encoding="utf-8") as stream:
+      stream.truncate(len(whole.encode()))
+      stream.seek(0, 2)
+      yield Answers(by_key, stream, "" if whole else head)
+  except (OSError, UnicodeDecodeError) as error:
+    said = getattr(error, "strerror", None) or "it is not UTF-8"
+    raise UserError(f"{path}: cannot be read or written ({said})") from error
+
+
+def _read(
+  path: pathlib.Path, content: str, head: dict[str, Any]
+) -> dict[Key, dict[str, Any]]:
+  """Answers by key; raises UserError if their settings differ."""
+  by_key = {}
+  for number, line in enumerate(content.splitlines(), 1):
+    try:
+      row = json.loads(line)
+      if number == 1:
+        theirs, ours = row["facts"], head["facts"]
+        differences = [
+          f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
+          for name in {**theirs, **ours}
+          if theirs.get(name) != ours.get(name)
+        ]
+      else:
+        by_key[row["question"], row["sample"]] = row
+    except (AttributeError, KeyError, TypeError, ValueError):
+      raise UserError(f"{path}:{number}: is damaged") from None
+    if differences:
+      raise UserError(
+        f"{path}: contains answers generated with other settings:"
+        f" {'; '.join(differences)}; choose another --out"
+      )
+  return by_key
+
+
+def _line(row: dict[str, Any]) -> str:
+  return json.dumps(row, allow_nan=False) + "\n"
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+  """The probability that at least one of k samples is correct.
+
+  The unbiased estimate from n samples, of which c are correct: 1 - C(n - c, k)
+  / C(n, k) (arXiv 2107.03374, equation 1).
+
+  Args:
+    num_samples: n.
+    num_right: c, in [0, n].
+    k: in [1, n].
+  """
+  assert 1 <= k <= num_samples and 0 <= num_right <= num_samples
+  wrong = num_samples - num_right
+  return 1 - math.comb(wrong, k) / math.comb(num_samples, k)
+
+
+def of_questions(right: np.ndarray, k: int) -> np.ndarray:
+  """pass@k of each question, f64 [Q].
+
+  Args:
+    right: whether each sample is correct, bool [Q, n].
+    k: in [1, n].
+  """
+  num = right.shape[1]
+  return np.array([pass_at_k(num, int(c), k) for c in right.sum(axis=1)])
+
+
+def error_of_samples(right: np.ndarray, k: int) -> float | None:
+  """The standard error of the mean pass@k over samples of the same questions.
+
+  By the jackknife over samples: the variance of a question's estimate is (n -
+  1) / n times the sum of squared deviations of the n estimates without one of
+  the samples, which for k = 1 is c/n (1 - c/n) / (n - 1). The error over
+  questions, which covers other questions of the same kind, is larger.
+
+  Args:
+    right: whether each sample is correct, bool [Q, n].
+    k: in [1, n].
+
+  Returns:
+    The standard error; None for k = n, for which no sample can be omitted.
+  """
+  num_questions, num = right.shape
+  if k == num:
+    return None
+  variance = 0.0
+  for c in right.sum(axis=1).tolist():
+    mean = pass_at_k(num, c, k)
+    without_right = pass_at_k(num - 1, c - 1, k) if c else mean
+    without_wrong = pass_at_k(num - 1, c, k) if c < num else mean
+    squares = c * (without_right - mean) ** 2
+    squares += (num - c) * (without_wrong - mean) ** 2
+    variance += (num - 1) / num * squares
+  return math.sqrt(variance) / num_questions
+
+
+def metrics_of(
+  rows: Sequence[dict[str, Any]], num_samples: int, ks: Sequence[int]
+) -> dict[str, float]:
+  """Means over questions, their standard errors, and the number of questions.
+
+  "NAME/standard_error" is over questions, "NAME/standard_error_of_samples" over
+  other samples of the same questions. "ended" is the fraction of answers not
+  truncated at the maximum length; "loops" is a mean over tokens.
+  """
+
+  def column(name: str) -> np.ndarray:
+    values = np.array([row[name] for row in rows])
+    return values.reshape(-1, num_samples)
+
+  right, num_tokens = column("right"), column("num_tokens")
+  ended, num_loops = column("finish") == "stop", column("num_loops")
+  ones, lengths = np.ones(len(right)), num_tokens.sum(axis=1)
+  values = bits_per_byte.Values
+  metrics = bits_per_byte.summarise(
+    {f"pass@{k}": values(of_questions(right, k), ones) for k in ks}
+    | {
+      "tokens": values(num_tokens.mean(axis=1), ones),
+      "ended": values(ended.mean(axis=1), ones),
+      "loops": values(num_loops.sum(axis=1) / lengths, lengths),
+    }
+  )
+  for k in ks:
+    error = error_of_samples(right, k)
+    if error is not None:
+      metrics[f"pass@{k}/standard_error_of_samples"] = error
+  return metrics
+
+
+def table(
+  metrics: dict[str, float], num_samples: int, ks: Sequence[int]
+) -> str:
+  """The scores and their standard errors as aligned text."""
+  lines = [("", "mean", "± questions", "± samples")]
+  for name in (*(f"pass@{k}" for k in ks), "tokens", "ended", "loops"):
+    of_samples = metrics.get(f"{name}/standard_error_of_samples")
+    lines.append(
+      (
+        name,
+        f"{metrics[name]:.4g}",
+        f"{metrics[f'{name}/standard_error']:.2g}",
+        "" if of_samples is None else f"{of_samples:.2g}",
+      )
+    )
+  header = f"{metrics['n']} questions, {num_samples} answers each"
+  return f"{header}\n{document.aligned(lines, num_left=1)}"
+
+
+QUESTION = "{question}"  # The question in --template.
+
+
+class Options(NamedTuple):
+  """The flags."""
+
+  model: source.ModelFlags
+  text: text_flags.TextFlags
+  questions: pathlib.Path
+  limit: int
+  template: str
+  chat: bool
+  check: str
+  ignore_case: bool
+  k: str
+  slots: int
+  out: pathlib.Path | None
+
+
+class Sample(NamedTuple):
+  """An answer to generate.
+
+  Attributes:
+    question: the question.
+    number: number of the sample for its question, from 0.
+  """
+
+  question: Question
+  number: int
+
+  @property
+  def key(self) -> Key:
+    return self.question.number, self.number
+
+
+def run(options: Options) -> None:
+  """Generates missing answers; writes and prints the scores.
+
+  Raises:
+    UserError: a flag is out of range or has no effect, a file cannot be read,
+      or it has answers generated with other settings.
+  """
+  ks = _check(options)
+  questions = questions_lib.read(options.questions, options.limit)
+  is_right = questions_lib.make_check(
+    options.check, questions, options.ignore_case
+  )
+  model = source.load(options.model)
+  engine = source.engine_from_flags(
+    model,
+    options.model,
+    num_slots=options.slots,
+    prompt_tokens=options.text.prompt_tokens,
+  )
+  facts, path = _facts(options, model, engine), _path(options)
+  samples = [
+    Sample(question, number)
+    for question in questions
+    for number in range(options.text.samples)
+  ]
+  with opened(path, facts) as answers:
+    missing = [one for one in samples if one.key not in answers.by_key]
+    requests = _requests(missing, model, engine, options)
+    started, costs = time.monotonic(), Costs()
+    for key, row in _generate(requests, model, engine, options, costs):
+      answer = questions[key[0]].answer
+      right = is_right(row["text"], answer)
+      answers.add(key, {"answer": answer, "right": right, **row})
+    seconds = time.monotonic() - started
+  metrics = metrics_of(
+    [answers.by_key[one.key] for one in samples], options.text.samples, ks
+  )
+  result = {
+    "task": options.questions.name,
+    "workdir": str(options.model.folder),
+    "metrics": metrics,
+    "samples": options.text.samples,
+    **facts,
+    **provenance.environment(),
+  }
+  workdir_lib.write_json(path.with_suffix(".json"), result)
+  if missing:
+    print(
+      f"{len(missing)} answers generated in {seconds:.0f} s, including"
+      f" compilation; cache: {engine.cache_bytes:,} bytes for"
+      f" {engine.num_slots} in parallel"
+    )
+  if drafts := costs.of_drafts():
+    print(drafts)
+  print(f"{path}\n\n{table(metrics, options.text.samples, ks)}")
+
+
+def _generate(
+  requests: dict[Key, GenerationRequest],
+  model: LanguageModel,
+  engine: Engine,
+  options: Options,
+  costs: Costs,
+) -> Iterator[tuple[Key, dict[str, Any]]]:
+  """Yields finished answers (key, text and costs) and stores them."""
+  unfinished: dict[int, tuple[Key, TextStream]] = {}
+  for key, request in requests.items():
+    stream = TextStream(model.tokenizer, options.text.stop, request.prompt)
+    unfinished[engine.add(request)] = key, stream
+  with tqdm(total=len(requests), disable=None, unit="answer") as progress:
+    while not engine.idle:
+      for token in engine.step():
+        if token.request_id not in unfinished:
+          continue  # A stop string ended its text.
+        key, text = unfinished[token.request_id]
+        text.read([token])
+        if not text.finish:
+          continue
+        if not token.finish:
+          engine.cancel(token.request_id)
+        del unfinished[token.request_id]
+        progress.update()
+        costs += text.costs
+        yield (
+          key,
+          {
+            "finish": text.finish,
+            "num_tokens": text.costs.tokens,
+            "num_loops": text.costs.loops,
+            "text": text.text,
+          },
+        )
+
+
+def _requests(
+  samples: Sequence[Sample],
+  model: LanguageModel,
+  engine: Engine,
+  options: Options,
+) -> dict[Key, GenerationRequest]:
+  """The requests to generate, by key; raises UserError if one does not fit."""
+  prompt_of, flags = _prompts(options, model), options.text
+  given = flags.max_new_tokens
+  prompts = {
+    one.question.number: prompt_of(one.question.text) for one in samples
+  }
+  most, least = engine.limits.max_prompt_tokens, given or 1
+  for number, prompt in prompts.items():
+    room = engine.limits.room(len(prompt))
+    if most is None or room is None:
+      continue  # Any text fits.
+    if len(prompt) > most or room < least:
+      raise UserError(
+        f"question {number}: after its prompt of {len(prompt)} tokens, there is"
+        f" no room for {least} more, with"
+        f" --max_tokens={engine.limits.max_tokens} and"
+        f" --prompt_tokens={flags.prompt_tokens}"
+      )
+  return {
+    one.key: GenerationRequest(
+      prompt=prompts[one.question.number],
+      max_new_tokens=text_flags.MAX_NEW_TOKENS if given is None else given,
+      sampling=dataclasses.replace(
+        flags.sampling, seed=_seed(flags.sampling.seed, *one.key)
+      ),
+      stop_tokens=model.stop_tokens,
+      exit_threshold=flags.exit_threshold,
+      draft_loops=flags.draft_loops,
+      prefill_loops=flags.prefill_loops,
+    )
+    for one in samples
+  }
+
+
+def _seed(seed: int, question: int, sample: int) -> int:
+  """A seed for each sample: equal seeds would draw equal random numbers."""
+  words = np.random.SeedSequence((seed, question, sample))
+  return int(words.generate_state(1)[0])
+
+
+def _prompts(
+  options: Options, model: LanguageModel
+) -> Callable[[str], tuple[int, ...]]:
+  """A function from a question to the token ids of its prompt."""
+  if not options.chat:
+    return lambda question: model.tokenizer.encode_prompt(
+      options.template.replace(QUESTION, question)
+    )
+  render = chat.template(source.template_folder(options.model))
+
+  def prompt(question: str) -> tuple[int, ...]:
+    content = options.template.replace(QUESTION, question)
+    text = render([{"role": "user", "content": content}])
+    (ids,) = model.tokenizer.encode([text])
+    return tuple(ids.tolist())
+
+  return prompt
+
+
+def _facts(
+  options: Options, model: LanguageModel, engine: Engine
+) -> dict[str, Any]:
+  """What an answer depends on besides its key; with --out, also the run."""
+  flags = options.text
+  return {
+    "file": options.questions.name,
+    "sha256": hashlib.sha256(options.questions.read_bytes()).hexdigest(),
+    **{k: v for k, v in model.facts.items() if options.out or k != "workdir"},
+    "chat": options.chat,
+    "template": options.template,
+    "check": options.check,
+    **({"ignore_case": True} if options.ignore_case else {}),
+    "sampling": dataclasses.asdict(flags.sampling),
+    "max_new_tokens": flags.max_new_tokens,
+    "stop": flags.stop,
+    "num_loops": engine.limits.num_loops,
+    "exit": {
+      "rule": engine.limits.exit_rule,
+      "kept": options.model.exit_kept,
+      "threshold": flags.exit_threshold,
+    },
+    **{
+      name: value
+      for name, value in (
+        ("draft_loops", flags.draft_loops),
+        ("prefill_loops", flags.prefill_loops),
+      )
+      if value
+    },
+    "cache_kind": engine.cache_kind,
+    "max_tokens": engine.limits.max_tokens,
+    "prompt_tokens": flags.prompt_tokens,
+    "dtype": options.model.dtype,
+  }
+
+
+def _path(options: Options) -> pathlib.Path:
+  """The file of answers, named after the questions and some of the flags."""
+  flags, text = options.model, options.text
+  given = {
+    "num_loops": flags.num_loops,
+    "exit_rule": flags.exit_rule,
+    "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
+    "draft_loops": text.draft_loops or None,
+    "prefill_loops": text.prefill_loops or None,
+    "cache_kind": flags.cache_kind,
+    "prompt_tokens": text.prompt_tokens or None,
+    "checkpoint": flags.checkpoint,
+    "bos": flags.bos,
+  }
+  name = options.questions.name.removesuffix(".gz").removesuffix(".jsonl")
+  named = (f"{flag}={x}" for flag, x in given.items() if x is not None)
+  folder = options.out or zoo.output(flags.folder) / "eval"
+  return folder / f"{','.join([name, *named])}.answers.jsonl"
+
+
+def _check(options: Options) -> tuple[int, ...]:
+  """The values of --k; raises UserError for contradictory flags."""
+  source.check(options.model, chat=options.chat)
+  text_flags.check(options.text, options.model)
+  for name, value, least in (
+    ("limit", options.limit, 0),
+    ("slots", options.slots, 1),
+    ("prompt_tokens", options.text.prompt_tokens, 0),
+  ):
+    if value < least:
+      raise UserError(f"--{name}={value} must be at least {least}")
+  checks.unicode("--template", options.template)
+  if QUESTION not in options.template:
+    raise UserError(
+      f"--template={options.template!r} does not contain {QUESTION}"
+    )
+  samples = options.text.samples
+  if samples > 1 and not options.text.sampling.temperature:
+    raise UserError(f"--temperature=0 makes all --samples={samples} identical")
+  try:
+    ks = tuple(dict.fromkeys(int(part) for part in options.k.split(",")))
+  except ValueError:
+    raise UserError(
+      f"--k={options.k} is invalid: expected numbers such as 1,10"
+    ) from None
+  for k in ks:
+    if not 1 <= k <= samples:
+      raise UserError(f"--k={k} is not in [1, {samples}], --samples={samples}")
+  return ks
 
 
 @one_line_errors
@@ -30,19 +534,19 @@ def main(argv: list[str] | None = None) -> int:
   )
   parser.add_argument(
     "--template",
-    default=command.QUESTION,
-    help=f"prompt template, containing {command.QUESTION} [{command.QUESTION}]",
+    default=QUESTION,
+    help=f"prompt template, containing {QUESTION} [{QUESTION}]",
   )
   parser.add_argument(
     "--chat", action="store_true", help="use the model's chat template"
   )
   parser.add_argument(
     "--check",
-    choices=questions.CHECKS,
-    default=questions.CHECKS[0],
+    choices=questions_lib.CHECKS,
+    default=questions_lib.CHECKS[0],
     help="how to compare answers: by the last number, the last mathematical"
     " expression, the whole text, or whether the text contains the answer"
-    f" [{questions.CHECKS[0]}]",
+    f" [{questions_lib.CHECKS[0]}]",
   )
   parser.add_argument(
     "--ignore_case",
@@ -66,7 +570,7 @@ def main(argv: list[str] | None = None) -> int:
   text = text_flags.pop_flags(options)
   model = source.pop_flags(options)
   user_cache.keep_compiled()
-  command.run(command.Options(model=model, text=text, **options))
+  run(Options(model=model, text=text, **options))
   return 0
 
 

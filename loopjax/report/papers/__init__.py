@@ -4,7 +4,6 @@ from loopjax.report.paper import Paper
 from loopjax.report.papers import (
   adaptive,
   disco,
-  disco_language,
   looped,
   loopformer,
   melt,
@@ -13,26 +12,25 @@ from loopjax.report.papers import (
   utm,
 )
 
+_OF_TEXT = {  # By model.name.
+  "adaptive": adaptive.PAPER,
+  "looped": looped.PAPER,
+  "loopformer": loopformer.PAPER,
+  "melt": melt.PAPER,
+  "recurrent": recurrent.PAPER,
+}
 # By task.name, or task.name/model.name if a task has several papers.
 PAPERS: dict[str, Paper] = {
-  "arithmetic": disco_language.PAPER,
-  "arithmetic/adaptive": adaptive.PAPER,
-  "arithmetic/looped": looped.PAPER,
-  "arithmetic/loopformer": loopformer.PAPER,
-  "arithmetic/melt": melt.PAPER,
-  "arithmetic/recurrent": recurrent.PAPER,
+  "arithmetic": disco.LANGUAGE,
+  **{f"arithmetic/{name}": paper for name, paper in _OF_TEXT.items()},
+  "text": disco.LANGUAGE,
+  **{f"text/{name}": paper for name, paper in _OF_TEXT.items()},
   "automaton": sleep.AUTOMATON,
   "depo": sleep.DEPO,
   "gsm": sleep.GSM,
   "knowledge/adaptive": adaptive.PAPER,
   "multihop": disco.PAPER,
   "sudoku": utm.PAPER,
-  "text": disco_language.PAPER,
-  "text/adaptive": adaptive.PAPER,
-  "text/looped": looped.PAPER,
-  "text/loopformer": loopformer.PAPER,
-  "text/melt": melt.PAPER,
-  "text/recurrent": recurrent.PAPER,
 }
 
 

@@ -8,17 +8,21 @@ import functools
 
 import numpy as np
 
-from loopjax.analysis.loops import onset
+from loopjax.analysis import onset
 from loopjax.report.paper import (
+  BITS,
+  BITS_IN_TRAINING,
+  LOSS,
+  STEPS,
   Column,
   Metric,
   Number,
-  OfEvaluations,
   Panel,
   Paper,
   Row,
   Scale,
   Sweep,
+  not_scored,
 )
 
 _LOOPS, _LAYERS = "model.num_loops", "model.num_layers"
@@ -40,9 +44,6 @@ def _mean_gate(bank: str) -> Column:
   return Column(f"{bank}_gate", f"{bank} gate, 0 to 1", value, 2)
 
 
-_deviation = functools.partial(np.std, ddof=1)
-
-
 def _of_onsets(summary, least: int):
   """A statistic of the losses at which layers begin; NaN if too few do."""
 
@@ -54,16 +55,9 @@ def _of_onsets(summary, least: int):
   return read
 
 
-def _not_scored(config, summary):
-  """Unknown: benchmarks are scored by `loopjax.eval`, not by the run."""
-  del config, summary
-
-
-_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
 _STEPS = Column(
   "steps", "loops, mean of layers", Metric("test/ponder_steps"), 2
 )
-_LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
 _VALUES = Column(
   "values", "arithmetic, values right, %", Metric("test/exact_match", 100.0)
 )
@@ -77,9 +71,9 @@ _ANSWERS = Column(
   "knowledge, questions about them, right, %",
   Metric("test_questions/exact_match", 100.0),
 )
-_SENSE = Column("sense", "eight benchmarks of common sense, %", _not_scored)
-_SENSE_BPB = Column("sense_bpb", "the same, bits per byte", _not_scored, 3)
-_MATH = Column("math", "mathematics, bits per byte", _not_scored, 3)
+_SENSE = Column("sense", "eight benchmarks of common sense, %", not_scored)
+_SENSEBITS = Column("sense_bpb", "the same, bits per byte", not_scored, 3)
+_MATH = Column("math", "mathematics, bits per byte", not_scored, 3)
 
 
 def _row(label: str, settings, *averages) -> Row:
@@ -114,15 +108,11 @@ _MEMORY_ROWS = (
   _row("Mem (g = 3)", _memory(3.0), (43.2, 47.5, 51.1),
        (0.978, 0.841, 0.794), (1.961, 1.787, 1.616)),
 )  # fmt: skip
-_PARAMETERS = (
-  "With 12 layers and no memory the paper says about 200 M parameters; its"
-  " sizes, and its other counts, give 162.2 M."
-)
 _SWEEPS = {
   "table_1": Sweep(
     title="Ten models: loops, memory, and controls of equal size or cost",
     source="Tables 1, 3, 4 and 5",
-    columns=(_BPB, _STEPS, _SENSE, _SENSE_BPB, _MATH),
+    columns=(BITS, _STEPS, _SENSE, _SENSEBITS, _MATH),
     rows=(
       _row("Base", _once(_SHALLOW), (45.3, 45.9, 47.7),
            (1.034, 0.909, 0.859), (2.306, 2.155, 2.163)),
@@ -141,8 +131,7 @@ _SWEEPS = {
            (0.974, 0.818, 0.749), (2.144, 1.880, 1.761)),
     ),
     panels=(
-      Panel("validation, bits per byte", ("validation/bits_per_byte",),
-            factor=1.0),
+      BITS_IN_TRAINING,
       Panel("validation: loops, mean of layers",
             ("validation/ponder_steps",), over="validation/loss", factor=1.0),
     ),
@@ -154,7 +143,8 @@ _SWEEPS = {
       "The paper scored 128 items per task: all of its 240 accuracies are"
       " multiples of 1/128. Their average over eight tasks has a standard error"
       " of about 1.5 points (our count).",
-      _PARAMETERS,
+      "With 12 layers and no memory the paper says about 200 M parameters; its"
+      " sizes, and its other counts, give 162.2 M.",
     ),
   ),
   "onset": Sweep(
@@ -162,12 +152,12 @@ _SWEEPS = {
     source="Figure 3",
     columns=(
       Column("onset", "loss at onset, nats, mean of layers",
-             OfEvaluations(_of_onsets(np.mean, 1)), 2),
+             _of_onsets(np.mean, 1), 2, True),
       Column("spread", "standard deviation over layers, nats",
-             OfEvaluations(_of_onsets(_deviation, 2)), 2),
+             _of_onsets(functools.partial(np.std, ddof=1), 2), 2, True),
       Column("began", "layers that started",
-             OfEvaluations(_of_onsets(np.size, 0)), 1),
-      _STEPS, _BPB,
+             _of_onsets(np.size, 0), 1, True),
+      _STEPS, BITS,
     ),
     rows=tuple(
       Row(f"Loop-{n}", _loop(n), {"onset": Number(text="3.27 ± 0.59, all")})
@@ -198,13 +188,10 @@ _SWEEPS = {
   "gate_openings": Sweep(
     title="Initial opening of the gates",
     source="Table 1, Figure 4 and section A.3",
-    columns=(_BPB, _STEPS, _mean_gate("local"), _mean_gate("global"), _SENSE,
-             _SENSE_BPB, _MATH),
+    columns=(BITS, _STEPS, _mean_gate("local"), _mean_gate("global"), _SENSE,
+             _SENSEBITS, _MATH),
     rows=_MEMORY_ROWS,
-    panels=(
-      Panel("validation, bits per byte", ("validation/bits_per_byte",),
-            factor=1.0),
-    ),
+    panels=(BITS_IN_TRAINING,),
     caveats=(
       "After training, the paper's gates are 0.42 +- 0.13 (local) and 0.30 +-"
       " 0.03 (global); it does not say for which model.",
@@ -213,7 +200,7 @@ _SWEEPS = {
   "lambda": Sweep(
     title="A penalty on iterations",
     source="ours; the paper uses 0 in most experiments",
-    columns=(_BPB, _STEPS),
+    columns=(BITS, _STEPS),
   ),
   "knowledge_vs_manipulation": Sweep(
     title="Knowledge and its manipulation",
@@ -233,7 +220,7 @@ _SWEEPS = {
   "frontier": Sweep(
     title="Loops, slots and depth at equal FLOPs",
     source="ours; left open by the paper (section 4)",
-    columns=(_BPB, _STEPS),
+    columns=(BITS, _STEPS),
     panels=(
       Panel("bits per byte, by slots per layer", ("test/bits_per_byte",),
             over=_LOOPS, lines=_LOCAL, factor=1.0),
@@ -246,22 +233,16 @@ _SWEEPS = {
 }  # fmt: skip
 
 _SCALE = (
-  Scale("parameters", lambda _, s: s["parameters"], "162 M to 476 M"),
-  Scale("layers", lambda c, _: c["model"]["num_layers"], "12; 36"),
-  Scale("width", lambda c, _: c["model"]["width"], "768"),
-  Scale(
-    "steps x batch",
-    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-    "38,620 x about 360,000 tokens",
-  ),
-  Scale("tokens of a row", lambda c, _: c["task"]["sequence_length"],
-        "not stated"),
-  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"], "3e-3"),
-  Scale("loop update", lambda c, _: c["model"]["loop_update"], "as equation 5"),
+  Scale("parameters", "parameters", "162 M to 476 M"),
+  Scale("layers", "model.num_layers", "12; 36"),
+  Scale("width", "model.width", "768"),
+  Scale("steps x batch", STEPS, "38,620 x about 360,000 tokens"),
+  Scale("tokens of a row", "task.sequence_length", "not stated"),
+  Scale("learning rate", "optim.learning_rate", "3e-3"),
+  Scale("loop update", "model.loop_update", "as equation 5"),
   Scale("local + global slots",
-        lambda c, _: "{num_local_slots} + {num_global_slots}".format(
-          **c["model"]), "1024 + 512"),
-  Scale("hardware", lambda _, s: s["devices"], "not stated"),
+        "{model[num_local_slots]} + {model[num_global_slots]}", "1024 + 512"),
+  Scale("hardware", "devices", "not stated"),
 )  # fmt: skip
 
 PAPER = Paper(
@@ -271,7 +252,7 @@ PAPER = Paper(
   " one that all layers share.",
   size={"model.width": 768, "run.num_steps": 38_620},
   sweeps=_SWEEPS,
-  columns=(_BPB, _STEPS, _LOSS),
+  columns=(BITS, _STEPS, LOSS),
   scale=_SCALE,
   caveats=(
     "The paper trains on FineWeb-Edu and scores benchmarks; runs here have"

@@ -6,22 +6,20 @@ error that it prints.
 """
 
 from loopjax.report.paper import (
+  BITS,
+  BITS_IN_TRAINING,
+  NATS,
+  STEPS,
   Column,
-  Metric,
   Number,
-  Panel,
   Paper,
   Row,
   Scale,
   Sweep,
+  not_scored,
 )
 from loopjax.report.papers import melt
 
-_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "nats per token", Metric("test/loss"), 3)
-_PANELS = (
-  Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
-)
 # MELT's Table 1, pass@1 or accuracy: key, label, mean, standard error.
 _TABLE = (
   ("aime24", "AIME24, %", 50.2, 1.6),
@@ -35,9 +33,7 @@ _TABLE = (
   ("mmlu", "MMLU-Redux, %", 74.2, 0.6),
   ("humaneval", "HumanEval, %", 76.8, 3.3),
 )
-_SCORES = tuple(
-  Column(key, label, melt.not_scored) for key, label, *_ in _TABLE
-)
+_SCORES = tuple(Column(key, label, not_scored) for key, label, *_ in _TABLE)
 _OURO = Row(
   "Ouro-1.4B-Thinking",
   {"model.num_loops": 4, "model.exit_gate": "joint"},
@@ -50,9 +46,9 @@ _SWEEPS = {
   "loops": Sweep(
     title="Loops of one stack, and an unshared stack of equal depth",
     source="MELT's Table 1 for the published weights, of four loops",
-    columns=(_BPB, _LOSS, melt.CACHE, *_SCORES),
+    columns=(BITS, NATS, melt.CACHE, *_SCORES),
     rows=(_OURO,),
-    panels=_PANELS,
+    panels=(BITS_IN_TRAINING,),
     caveats=(
       "The paper's row used 7.7 trillion tokens and post-training; its"
       " benchmarks are not run here.",
@@ -61,8 +57,8 @@ _SWEEPS = {
   "exit_policies": Sweep(
     title="Exits without a gate, with one, and with one trained separately",
     source="Ouro, sections 3.3 and 3.4; it has no table of this",
-    columns=(_BPB, _LOSS),
-    panels=_PANELS,
+    columns=(BITS, NATS),
+    panels=(BITS_IN_TRAINING,),
     caveats=(
       "Bits per byte use all loops. The loss after a fixed number of loops,"
       " and with exits by the gate or by the change of the state, is in each"
@@ -72,31 +68,29 @@ _SWEEPS = {
   "exits": Sweep(
     title="How exits are trained: the entropy of the gate",
     source="ours; Ouro uses 0.1 at first and 0.05 later",
-    columns=(_BPB, _LOSS),
-    panels=_PANELS,
+    columns=(BITS, NATS),
+    panels=(BITS_IN_TRAINING,),
   ),
   "learning_rates": Sweep(
     title="Learning rates of Muon",
     source="ours",
-    columns=(_BPB, _LOSS),
-    panels=_PANELS,
+    columns=(BITS, NATS),
+    panels=(BITS_IN_TRAINING,),
   ),
 }
 _SCALE = (
-  Scale("parameters", lambda _, s: s["parameters"], "1.435 G (our count)"),
-  Scale("layers", lambda c, _: c["model"]["num_layers"], "24"),
-  Scale("width", lambda c, _: c["model"]["width"], "2048"),
+  Scale("parameters", "parameters", "1.435 G (our count)"),
+  Scale("layers", "model.num_layers", "24"),
+  Scale("width", "model.width", "2048"),
   Scale(
     "steps x batch",
-    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
+    STEPS,
     "3 trillion tokens in stage 1b, 7.7 trillion in all",
   ),
-  Scale("tokens of a row", lambda c, _: c["task"].get("sequence_length"),
-        "4,096 (stage 1b)"),
-  Scale("loops", lambda c, _: c["model"]["num_loops"], "4"),
-  Scale("entropy of the exits", lambda c, _: c["model"]["entropy_weight"],
-        "0.1, then 0.05"),
-  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"], "3e-4"),
+  Scale("tokens of a row", "task.sequence_length", "4,096 (stage 1b)"),
+  Scale("loops", "model.num_loops", "4"),
+  Scale("entropy of the exits", "model.entropy_weight", "0.1, then 0.05"),
+  Scale("learning rate", "optim.learning_rate", "3e-4"),
 )  # fmt: skip
 
 PAPER = Paper(
@@ -105,7 +99,7 @@ PAPER = Paper(
   " loop a token exits.",
   size=None,
   sweeps=_SWEEPS,
-  columns=(_BPB, _LOSS),
+  columns=(BITS, NATS),
   scale=_SCALE,
   caveats=(
     "Ouro's scores are for its published weights, from MELT's Table 1 (arXiv"

@@ -4,17 +4,18 @@ Its perplexities and accuracies are of a 3 x 8 model on The Pile.
 """
 
 from loopjax.report.paper import (
+  BITS,
+  BITS_BY_LOOPS,
+  BITS_IN_TRAINING,
+  NATS,
+  STEPS,
   Column,
-  Metric,
-  Panel,
   Paper,
   Scale,
   Sweep,
   at_depth,
 )
 
-_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "nats per token", Metric("test/loss"), 3)
 _DEPTHS = tuple(
   Column(name, label, at_depth("depth/bits_per_byte", 1.0, times), 3)
   for name, label, times in (
@@ -24,20 +25,14 @@ _DEPTHS = tuple(
     ("twice", "bits per byte with twice the loops", 2),
   )
 )
-_PANELS = (
-  Panel(
-    "test, bits per byte", ("depth/bits_per_byte",), over="loops", factor=1.0
-  ),
-  Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
-)
 
 
 def _sweep(title: str) -> Sweep:
   return Sweep(
     title=title,
     source="ours; the paper compares perplexities at its scale",
-    columns=(_BPB, _LOSS, *_DEPTHS),
-    panels=_PANELS,
+    columns=(BITS, NATS, *_DEPTHS),
+    panels=(BITS_BY_LOOPS, BITS_IN_TRAINING),
   )
 
 
@@ -51,16 +46,12 @@ _SWEEPS = {
   "learning_rates": _sweep("Learning rates of Muon"),
 }
 _SCALE = (
-  Scale("parameters", lambda _, s: s["parameters"], "276 M (our count)"),
-  Scale("layers in a loop", lambda c, _: c["model"]["num_layers"], "3"),
-  Scale("loops", lambda c, _: c["model"]["num_loops"], "8"),
-  Scale("width", lambda c, _: c["model"]["width"], "2,048"),
-  Scale(
-    "steps x batch",
-    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-    "50,000 x 480",
-  ),
-  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"], "6e-4"),
+  Scale("parameters", "parameters", "276 M (our count)"),
+  Scale("layers in a loop", "model.num_layers", "3"),
+  Scale("loops", "model.num_loops", "8"),
+  Scale("width", "model.width", "2,048"),
+  Scale("steps x batch", STEPS, "50,000 x 480"),
+  Scale("learning rate", "optim.learning_rate", "6e-4"),
 )
 
 PAPER = Paper(
@@ -69,7 +60,7 @@ PAPER = Paper(
   " short trajectories with long ones.",
   size=None,
   sweeps=_SWEEPS,
-  columns=(_BPB, _LOSS),
+  columns=(BITS, NATS),
   scale=_SCALE,
   caveats=(),
 )

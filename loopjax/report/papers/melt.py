@@ -6,23 +6,21 @@ run each.
 """
 
 from loopjax.report.paper import (
+  BITS,
+  BITS_IN_TRAINING,
+  STEPS,
   Column,
   Metric,
-  Number,
-  Panel,
   Paper,
   Row,
   Scale,
   Sweep,
+  not_scored,
+  numbers,
 )
 
 _ACCURACY = ("aime24", "aime25", "amc23", "math500")
 _LABELS = ("AIME24, %", "AIME25, %", "AMC23, %", "MATH-500, %")
-
-
-def not_scored(config, summary):
-  """Unknown: these benchmarks are not run here."""
-  del config, summary
 
 
 def _cache_bytes(config, summary):
@@ -36,7 +34,6 @@ def _cache_bytes(config, summary):
   return 2 * size * heads * width * model["num_layers"] * loops
 
 
-_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
 _AGREES = Column(
   "agrees",
   "greedy continuation equal to the teacher's, %",
@@ -47,14 +44,10 @@ _BENCHMARKS = tuple(
   Column(key, label, not_scored)
   for key, label in zip(_ACCURACY, _LABELS, strict=True)
 )
-_PANELS = (
-  Panel("validation, bits per byte", ("validation/bits_per_byte",), factor=1.0),
-)
 
 
-def _row(label: str, settings, *numbers: float) -> Row:
-  cells = dict(zip(_ACCURACY, map(Number, numbers), strict=True))
-  return Row(label, settings, cells)
+def _row(label: str, settings, *means: float) -> Row:
+  return Row(label, settings, numbers(dict(zip(_ACCURACY, means, strict=True))))
 
 
 def _gate(name: str) -> dict:
@@ -88,7 +81,7 @@ _SWEEPS = {
   "pipeline": Sweep(
     title="A looped model, and MELT after each phase",
     source="Tables 1 and 2",
-    columns=(_BPB, _AGREES, CACHE, *_BENCHMARKS),
+    columns=(BITS, _AGREES, CACHE, *_BENCHMARKS),
     rows=(
       _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
            50.2, 36.7, 81.2, 94.4),
@@ -97,7 +90,7 @@ _SWEEPS = {
            46.7, 33.3, 80.2, 93.4),
       _UNALIGNED,
     ),
-    panels=_PANELS,
+    panels=(BITS_IN_TRAINING,),
     caveats=(
       "The cache of MELT-1.6B has 196,608 bytes per token, its teacher's"
       " 786,432 (Table 2).",
@@ -106,7 +99,7 @@ _SWEEPS = {
   "gates": Sweep(
     title="How much of the latent a loop retains, after phase 1",
     source="Table 3",
-    columns=(_BPB, *_BENCHMARKS),
+    columns=(BITS, *_BENCHMARKS),
     rows=(
       _row("MELT-1.6B-P1", _gate("element"), 44.8, 32.9, 77.7, 92.8),
       _row("Mean", _gate("mean"), 29.0, 23.3, 68.8, 83.2),
@@ -114,21 +107,21 @@ _SWEEPS = {
       _row("Last", _gate("last"), 33.7, 24.0, 69.7, 84.0),
       _row("Single-gated", _gate("scalar"), 34.4, 23.1, 66.9, 85.6),
     ),
-    panels=_PANELS,
+    panels=(BITS_IN_TRAINING,),
   ),
   "components": Sweep(
     title="Training with fewer and fewer components",
     source="Table 4",
-    columns=(_BPB, _AGREES, *_BENCHMARKS),
+    columns=(BITS, _AGREES, *_BENCHMARKS),
     rows=_TABLE_4,
-    panels=_PANELS,
+    panels=(BITS_IN_TRAINING,),
     caveats=("All runs are evaluated token by token, regardless of their"
              " training.",),
   ),
   "untrained_sharing": Sweep(
     title="One loop's keys and values for all, without training",
     source="Table 5",
-    columns=(_BPB, _AGREES, CACHE, *_BENCHMARKS),
+    columns=(BITS, _AGREES, CACHE, *_BENCHMARKS),
     rows=(
       _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
            50.2, 36.7, 81.2, 94.4),
@@ -145,7 +138,7 @@ _SWEEPS = {
     title="Tokens that exit early and skip the remaining loops",
     source="ours; left open by the paper (appendix F.2)",
     columns=(
-      _BPB,
+      BITS,
       Column("gate", "loops per token at 1 % more loss, by the gate",
              Metric("exits/loops_by_gate"), 2),
       Column("change", "the same by the change of the state",
@@ -155,14 +148,14 @@ _SWEEPS = {
   "chunk_size": Sweep(
     title="Number of tokens trained in parallel",
     source="ours; the paper uses 500",
-    columns=(_BPB,),
-    panels=_PANELS,
+    columns=(BITS,),
+    panels=(BITS_IN_TRAINING,),
   ),
   "decoding": Sweep(
     title="Training by chunks, decoding token by token",
     source="ours; the paper trains and decodes by chunks of 500",
-    columns=(_BPB, _AGREES),
-    panels=_PANELS,
+    columns=(BITS, _AGREES),
+    panels=(BITS_IN_TRAINING,),
     caveats=(
       "All runs are evaluated token by token. Parallel sweeps after the chunks"
       " process a row in training as decoding does. The looped model is the"
@@ -172,30 +165,28 @@ _SWEEPS = {
   "gqa": Sweep(
     title="Fewer heads of keys and values, teacher and MELT",
     source="ours; left open by the paper (section 5)",
-    columns=(_BPB, CACHE),
+    columns=(BITS, CACHE),
   ),
   "sharing": Sweep(
     title="What loops can share: MELT's gate, one loop's keys, windows",
     source="ours; windows are of arXiv 2510.24824",
-    columns=(_BPB, CACHE),
+    columns=(BITS, CACHE),
   ),
 }  # fmt: skip
 
 _SCALE = (
-  Scale("parameters", lambda _, s: s["parameters"], "1.636 G (our count)"),
-  Scale("layers", lambda c, _: c["model"]["num_layers"], "24"),
-  Scale("width", lambda c, _: c["model"]["width"], "2048"),
+  Scale("parameters", "parameters", "1.636 G (our count)"),
+  Scale("layers", "model.num_layers", "24"),
+  Scale("width", "model.width", "2048"),
   Scale(
     "steps x batch",
-    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
+    STEPS,
     "500 (phase 1), 300 (phase 2) x 320,000 tokens",
   ),
-  Scale("tokens of a row", lambda c, _: c["task"].get("sequence_length"),
-        "10,000"),
-  Scale("loops", lambda c, _: c["model"]["num_loops"], "4"),
-  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"],
-        "8e-6, of gates 5e-4"),
-  Scale("hardware", lambda _, s: s["devices"], "8 x H100"),
+  Scale("tokens of a row", "task.sequence_length", "10,000"),
+  Scale("loops", "model.num_loops", "4"),
+  Scale("learning rate", "optim.learning_rate", "8e-6, of gates 5e-4"),
+  Scale("hardware", "devices", "8 x H100"),
 )  # fmt: skip
 
 PAPER = Paper(
@@ -205,7 +196,7 @@ PAPER = Paper(
   " tokens, and in phase 2 to agree with it.",
   size=None,
   sweeps=_SWEEPS,
-  columns=(_BPB, _AGREES, CACHE),
+  columns=(BITS, _AGREES, CACHE),
   scale=_SCALE,
   caveats=(
     "The paper post-trains Ouro on reasoning traces and scores benchmarks;"

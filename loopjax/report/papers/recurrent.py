@@ -6,10 +6,13 @@ task here.
 """
 
 from loopjax.report.paper import (
+  BITS,
+  BITS_BY_LOOPS,
+  BITS_IN_TRAINING,
+  NATS,
+  STEPS,
   Column,
-  Metric,
   Number,
-  Panel,
   Paper,
   Row,
   Scale,
@@ -17,8 +20,6 @@ from loopjax.report.paper import (
   at_depth,
 )
 
-_BPB = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
-_LOSS = Column("loss", "nats per token", Metric("test/loss"), 3)
 _DEPTHS = tuple(
   Column(name, label, at_depth("depth/bits_per_byte", 1.0, times), 3)
   for name, label, times in (
@@ -26,12 +27,6 @@ _DEPTHS = tuple(
     ("once", "bits per byte with all loops", 1),
     ("eight", "bits per byte with 8 times the loops", 8),
   )
-)
-_BY_LOOPS = Panel(
-  "test, bits per byte", ("depth/bits_per_byte",), over="loops", factor=1.0
-)
-_LEARNING = Panel(
-  "validation, bits per byte", ("validation/bits_per_byte",), factor=1.0
 )
 _LOOPS = "model.num_loops"
 _TOKENS = (
@@ -49,49 +44,49 @@ _SWEEPS = {
     title="A fixed or a random number of loops in training",
     source="ours; Huginn uses a random number (section 3.3), without a"
     " comparison",
-    columns=(_BPB, _LOSS, *_DEPTHS),
-    panels=(_BY_LOOPS, _LEARNING),
+    columns=(BITS, NATS, *_DEPTHS),
+    panels=(BITS_BY_LOOPS, BITS_IN_TRAINING),
   ),
   "injection": Sweep(
     title="How the prelude's output enters every loop",
     source="ours; Parcae (arXiv 2604.12946) compares some of them at scale",
-    columns=(_BPB, _LOSS, *_DEPTHS),
-    panels=(_BY_LOOPS, _LEARNING),
+    columns=(BITS, NATS, *_DEPTHS),
+    panels=(BITS_BY_LOOPS, BITS_IN_TRAINING),
   ),
   "gradient_loops": Sweep(
     title="Number of last loops with a gradient",
     source="ours; Huginn has 8",
-    columns=(_BPB, _LOSS, *_DEPTHS),
-    panels=(_LEARNING,),
+    columns=(BITS, NATS, *_DEPTHS),
+    panels=(BITS_IN_TRAINING,),
   ),
   "growth": Sweep(
     title="All loops from the start, or a growing number",
     source="arXiv 2609.19107, its repository",
-    columns=(_BPB, _LOSS),
+    columns=(BITS, NATS),
     rows=(
       Row("Loop-2", {"model.growth_loops": []}, _loss(3.232)),
       Row("Loop-Grow", {"model.growth_loops": [2, 4]}, _loss(3.200)),
     ),
-    panels=(_LEARNING,),
+    panels=(BITS_IN_TRAINING,),
     caveats=(_TOKENS,),
   ),
   "equal_flops": Sweep(
     title="A loop, a stack with equal FLOPs, and one with equal parameters",
     source="arXiv 2609.19107, its repository",
-    columns=(_BPB, _LOSS),
+    columns=(BITS, NATS),
     rows=(
       Row("Loop-2", {"model.injection": "linear"}, _loss(3.232)),
       Row("Deep vanilla", {"model.num_layers": 16, _LOOPS: 1}, _loss(3.212)),
       Row("vanilla", {"model.num_layers": 2, _LOOPS: 1}, _loss(3.330)),
     ),
-    panels=(_LEARNING,),
+    panels=(BITS_IN_TRAINING,),
     caveats=(_TOKENS,),
   ),
   "retrofit": Sweep(
     title="Turning layers of a trained transformer into a loop",
     source="ours; arXiv 2511.07384 and 2605.11011 do so at scale",
-    columns=(_BPB, _LOSS),
-    panels=(_LEARNING,),
+    columns=(BITS, NATS),
+    panels=(BITS_IN_TRAINING,),
     caveats=(
       "Update damped: the transformer's middle layers repeat, without"
       " training. Gate: they become a growing loop that is trained further."
@@ -101,21 +96,17 @@ _SWEEPS = {
   ),
 }
 _SCALE = (
-  Scale("parameters", lambda _, s: s["parameters"], "3.56 G (our count)"),
+  Scale("parameters", "parameters", "3.56 G (our count)"),
   Scale(
     "layers before, in and after the loop",
-    lambda c, _: "{num_prelude}, {num_layers}, {num_coda}".format(**c["model"]),
+    "{model[num_prelude]}, {model[num_layers]}, {model[num_coda]}",
     "2, 4, 2",
   ),
-  Scale("loops", lambda c, _: c["model"]["num_loops"], "32"),
-  Scale("width", lambda c, _: c["model"]["width"], "5,280"),
-  Scale(
-    "steps x batch",
-    lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
-    "800 billion tokens",
-  ),
-  Scale("depth", lambda c, _: c["model"]["depth"], "Poisson log-normal"),
-  Scale("learning rate", lambda c, _: c["optim"]["learning_rate"], "4e-4"),
+  Scale("loops", "model.num_loops", "32"),
+  Scale("width", "model.width", "5,280"),
+  Scale("steps x batch", STEPS, "800 billion tokens"),
+  Scale("depth", "model.depth", "Poisson log-normal"),
+  Scale("learning rate", "optim.learning_rate", "4e-4"),
 )
 
 PAPER = Paper(
@@ -124,7 +115,7 @@ PAPER = Paper(
   " the output of the first layers is injected into every loop.",
   size=None,
   sweeps=_SWEEPS,
-  columns=(_BPB, _LOSS),
+  columns=(BITS, NATS),
   scale=_SCALE,
   caveats=(),
 )

@@ -7,6 +7,8 @@ Figures print no numbers; entries for them quote the text.
 import functools
 
 from loopjax.report.paper import (
+  LOSS,
+  STEPS,
   Column,
   Metric,
   Number,
@@ -15,15 +17,12 @@ from loopjax.report.paper import (
   Row,
   Scale,
   Sweep,
+  numbers,
 )
 
 _PASSES = "model.num_loops"
 # Rules whose exact match is in a summary (`data/gsm/task.py`).
 FLOORS = ("most_frequent", "lone_constant", "sum_of_constants")
-
-
-def _text(text: str) -> Number:
-  return Number(text=text)
 
 
 def _floor(config, summary):
@@ -39,7 +38,6 @@ def _share(key: str, label: str, score: str) -> Column:
 _MATCH = _share("match", "all labels of an example right", "exact_match")
 _CELLS = _share("cells", "labels right", "label_accuracy")
 _FLOOR = Column("floor", "all right with the best constant answer, %", _floor)
-_LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
 _ANSWERS = _share("answers", "answers right", "answer_accuracy")
 _EXACT = _share("exact", "all answers of an example right", "exact_match")
 
@@ -95,29 +93,29 @@ def _curve(name: str, label: str, factor: float = 100.0) -> Panel:
   return Panel(f"validation: {label}", (f"validation/{name}",), factor=factor)
 
 
-def _row(passes: int, **values: Number) -> Row:
-  return Row(f"N = {passes}", {_PASSES: passes}, values)
+def _row(passes: int, **values) -> Row:
+  return Row(f"N = {passes}", {_PASSES: passes}, numbers(values))
 
 
 def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
   """Sizes that all tasks share, window first, followed by the task's own."""
   return (
     *more,
-    Scale("window, tokens", lambda c, _: c["model"]["window"], window),
+    Scale("window, tokens", "model.window", window),
     Scale(
       "attention + memory layers",
-      lambda c, _: "{num_layers} + {num_memory_layers}".format(**c["model"]),
+      "{model[num_layers]} + {model[num_memory_layers]}",
       "2 + 2; 10 in all on cycles",
     ),
-    Scale("width", lambda c, _: c["model"]["width"], "256; 512 on cycles"),
+    Scale("width", "model.width", "256; 512 on cycles"),
     Scale(
       "steps x batch",
-      lambda c, _: "{num_steps:,} x {batch_size}".format(**c["run"]),
+      STEPS,
       "5 billion tokens, batch 512; batch 128 on cycles, 256 on word problems",
     ),
-    Scale("optimizer", lambda c, _: c["optim"]["name"], "Muon and AdamW"),
-    Scale("parameters", lambda _, s: s["parameters"], "not stated"),
-    Scale("hardware", lambda _, s: s["devices"], "A6000, H100"),
+    Scale("optimizer", "optim.name", "Muon and AdamW"),
+    Scale("parameters", "parameters", "not stated"),
+    Scale("hardware", "devices", "A6000, H100"),
   )
 
 
@@ -152,9 +150,9 @@ AUTOMATON = _paper(
       source="Figure 2, right",
       columns=(_MATCH, _CELLS, _FLOOR),
       rows=(
-        _row(1, match=_text("about 10")),
-        _row(2, match=_text("about 20")),
-        *(_row(n, match=_text("above 30")) for n in (3, 4)),
+        _row(1, match="about 10"),
+        _row(2, match="about 20"),
+        *(_row(n, match="above 30") for n in (3, 4)),
       ),
       panels=(_ALL_LABELS,),
       caveats=(
@@ -171,7 +169,7 @@ AUTOMATON = _paper(
       columns=(_MATCH, _CELLS, _FLOOR),
       panels=(_ALL_LABELS,),
     ),
-    "learning_rate": _rates(_MATCH, _CELLS, _LOSS),
+    "learning_rate": _rates(_MATCH, _CELLS, LOSS),
     "gradients": Sweep(
       title="Gradients through all passes, the last ones, or a fixed point",
       source="ours; named by the paper as open (section 7)",
@@ -183,14 +181,12 @@ AUTOMATON = _paper(
       columns=(_MATCH, _CELLS),
     ),
   },
-  columns=(_MATCH, _CELLS, _FLOOR, _LOSS),
+  columns=(_MATCH, _CELLS, _FLOOR, LOSS),
   scale=_scale(
     "24",
-    Scale("steps of the rule", lambda c, _: c["task"]["num_steps"], "32"),
+    Scale("steps of the rule", "task.num_steps", "32"),
     Scale(
-      "states x cells",
-      lambda c, _: "{num_states} x {state_width}".format(**c["task"]),
-      "4 x 24",
+      "states x cells", "{task[num_states]} x {task[state_width]}", "4 x 24"
     ),
   ),
 )
@@ -205,15 +201,15 @@ DEPO = _paper(
       source="Figure 3",
       columns=(*_HOPS, _ANSWERS),
       rows=(
-        _row(1, **{"hops=4": _text("little progress")}),
-        _row(2, **{"hops=8": _text("stalls")}),
-        _row(4, **{"hops=16": _text("starts to improve")}),
+        _row(1, **{"hops=4": "little progress"}),
+        _row(2, **{"hops=8": "stalls"}),
+        _row(4, **{"hops=16": "starts to improve"}),
       ),
       panels=tuple(
         _curve(f"loss/hops={hops}", _at(hops), 1.0) for hops in _NUM_HOPS
       ),
     ),
-    "learning_rate": _rates(_ANSWERS, _LOSS),
+    "learning_rate": _rates(_ANSWERS, LOSS),
     "memory": Sweep(
       title="Gated delta net and Jet block",
       source="ours; Jet in the paper's text, the other in Figure 3's caption",
@@ -225,11 +221,11 @@ DEPO = _paper(
       columns=(*_HOPS, _ANSWERS),
     ),
   },
-  columns=(_ANSWERS, _EXACT, _LOSS),
+  columns=(_ANSWERS, _EXACT, LOSS),
   scale=_scale(
     "75",
-    Scale("nodes", lambda c, _: c["task"]["num_nodes"], "75"),
-    Scale("hops, at most", lambda c, _: c["task"]["max_hops"], "16"),
+    Scale("nodes", "task.num_nodes", "75"),
+    Scale("hops, at most", "task.max_hops", "16"),
   ),
 )
 
@@ -259,8 +255,8 @@ GSM = _paper(
         _row(1, **{"op=6": Number(74.2, text="Ouro 41.9"),
                    "op=8": Number(35.1, text="Ouro 21.0")}),
         _row(2),
-        _row(4, **{"op=6": _text("Ouro 61.5"), "op=8": _text("Ouro 27.2")}),
-        _row(6, **{"op=6": Number(81.2), "op=8": Number(38.8)}),
+        _row(4, **{"op=6": "Ouro 61.5", "op=8": "Ouro 27.2"}),
+        _row(6, **{"op=6": 81.2, "op=8": 38.8}),
       ),
       panels=_BY_OPERATIONS,
       caveats=_PRETRAINED,
@@ -270,7 +266,7 @@ GSM = _paper(
       source="Figure 5",
       columns=(*_OPERATIONS, _EXACT),
       rows=(
-        _row(1, **{"op=2": Number(59.6)}),
+        _row(1, **{"op=2": 59.6}),
         _row(2),
         _row(4, **{"op=2": Number(90.5, text="N is not stated")}),
       ),
@@ -286,13 +282,13 @@ GSM = _paper(
       caveats=_PRETRAINED,
     ),
   },
-  columns=(_EXACT, _LOSS),
+  columns=(_EXACT, LOSS),
   scale=(
     *_scale(
       "2,000; 512 if sliding",
       Scale(
         "tokens per problem",
-        lambda c, _: "{min_length:,} to {max_length:,}".format(**c["task"]),
+        "{task[min_length]:,} to {task[max_length]:,}",
         "2,000 to 3,300",
       ),
     ),

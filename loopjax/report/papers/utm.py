@@ -5,6 +5,8 @@ Table 1 follow from its text (4 of 13 runs above 20 %) and from Table 2.
 """
 
 from loopjax.report.paper import (
+  EXACT,
+  STEPS,
   Column,
   Metric,
   Number,
@@ -29,7 +31,6 @@ def _token_steps(config, summary):
   return None if steps is None else tokens * steps
 
 
-_EXACT = Column("exact", "exact match, %", Metric("test/exact_match", 100.0))
 _HALT = Column("halt", "loops per token", Metric("test/ponder_steps"), 2)
 _TOKEN_STEPS = Column("token_steps", "loops x tokens", _token_steps, 0)
 _OF_TRAIN = Metric("train/exact_match", 100.0)
@@ -71,7 +72,7 @@ _SWEEPS = {
   "memory_curve": Sweep(
     title="Memory tokens",
     source="Table 3",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     rows=tuple(
       Row(f"T = {num}", {_MEMORY: num}, {"exact": exact, "halt": halt})
       for num, (exact, halt) in _CURVE.items()
@@ -84,7 +85,7 @@ _SWEEPS = {
   "router_init": Sweep(
     title="Initial router bias",
     source="Tables 1, 2 and 3",
-    columns=(_EXACT,),
+    columns=(EXACT,),
     rows=(
       *(
         Row(f"bias 0, T = {num}", {_BIAS: 0.0, _MEMORY: num}, {"exact": exact})
@@ -105,7 +106,7 @@ _SWEEPS = {
   "tradeoff": Sweep(
     title="Memory tokens against depth under a ponder cost",
     source="Table 4 and Figure 4",
-    columns=(_HALT, _EXACT, _TOKEN_STEPS),
+    columns=(_HALT, EXACT, _TOKEN_STEPS),
     rows=tuple(
       Row(
         f"T = {num}",
@@ -132,7 +133,7 @@ _SWEEPS = {
   "fixed_depth": Sweep(
     title="Adaptive computation time against a fixed depth",
     source="Table 5",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     rows=(
       Row("ACT, lambda 0", {_WEIGHT: 0.0},
           {"exact": _CURVE[16][0], "halt": _CURVE[16][1]}),
@@ -147,7 +148,7 @@ _SWEEPS = {
   "small_data": Sweep(
     title="1000 training puzzles, augmented",
     source="Table 7",
-    columns=(_EXACT, _TRAIN_EXACT),
+    columns=(EXACT, _TRAIN_EXACT),
     rows=(
       Row("lambda 0, weight decay 0.01", {"optim.weight_decay": 0.01},
           {"exact": Number(8.1), "train_exact": Number(100.0)}),
@@ -165,7 +166,7 @@ _SWEEPS = {
   "lambda": Sweep(
     title="Ponder cost and its warm-up",
     source="Table 8",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     rows=(
       Row("lambda 0", {_WEIGHT: 0.0},
           {"exact": _CURVE[16][0], "halt": Number(text="16.4-18.0")}),
@@ -205,7 +206,7 @@ _SWEEPS = {
   "norm": Sweep(
     title="Does the normalization cause the trap? (bias 0)",
     source="Section 3.3",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     rows=(
       Row("DerfNorm", {"model.norm": "derf_utm"},
           {"exact": Number(50.6, seeds={42: 50.6})}),
@@ -217,7 +218,7 @@ _SWEEPS = {
   "ablation": Sweep(
     title="The preset, without memory, and without the deep start",
     source="ours; the paper's cells are from Tables 1 and 3 at T = 16",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     rows=(
       Row("unchanged", {}, {"exact": _CURVE[16][0], "halt": _CURVE[16][1]}),
       Row("no memory", {_MEMORY: 0},
@@ -228,19 +229,19 @@ _SWEEPS = {
   "positions": Sweep(
     title="Positions, with and without memory tokens",
     source="ours",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     caveats=("The paper uses overlap, without a comparison.",),
   ),
   "width": Sweep(
     title="Width 768 with the deep start",
     source="ours; an open question of section 7",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     caveats=("With bias 0 the paper reports 2-5 % at this width.",),
   ),
   "no_memory": Sweep(
     title="No memory tokens: every initial bias, mode and depth",
     source="ours; claimed in section 1, with numbers in Tables 1 and 3",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
     caveats=(
       "The paper says that nothing helps without memory, with 18 or other"
       " numbers of steps, and has bias 0 and -3 at 18 steps: 2.3 to 4.7 %.",
@@ -249,7 +250,7 @@ _SWEEPS = {
   "muon": Sweep(
     title="Muon with the deep start",
     source="ours; an open question of section 7",
-    columns=(_EXACT, _HALT),
+    columns=(EXACT, _HALT),
   ),
 }  # fmt: skip
 
@@ -259,21 +260,17 @@ def _board(config, _):
   return f"{size} x {size}"
 
 
-def _steps(config, _):
-  return "{num_steps:,} x {batch_size}".format(**config["run"])
-
-
 _SCALE = (
   Scale("board", _board, "9 x 9"),
-  Scale("width", lambda c, _: c["model"]["width"], "512"),
-  Scale("loops", lambda c, _: c["model"]["num_loops"], "18"),
-  Scale("steps x batch", _steps, "59,872 x 256"),
-  Scale("positions", lambda c, _: c["model"]["positions"], "overlap"),
-  Scale("heads", lambda c, _: c["model"]["num_heads"], "8"),
-  Scale("parameters", lambda _, s: s["parameters"], "3,177,612 at T = 16"),
+  Scale("width", "model.width", "512"),
+  Scale("loops", "model.num_loops", "18"),
+  Scale("steps x batch", STEPS, "59,872 x 256"),
+  Scale("positions", "model.positions", "overlap"),
+  Scale("heads", "model.num_heads", "8"),
+  Scale("parameters", "parameters", "3,177,612 at T = 16"),
   Scale("training puzzles", lambda _, s: s["data"]["train_examples"], "3.83 M"),
   Scale("puzzles evaluated", Metric("test/count"), "12,800 of 422,786"),
-  Scale("hardware", lambda _, s: s["devices"], "TPU v5p or v6e"),
+  Scale("hardware", "devices", "TPU v5p or v6e"),
 )
 
 PAPER = Paper(
@@ -289,7 +286,7 @@ PAPER = Paper(
     "run.num_steps": frozenset((59_872, 119_744)),
   },
   sweeps=_SWEEPS,
-  columns=(_EXACT, _HALT),
+  columns=(EXACT, _HALT),
   scale=_SCALE,
   caveats=(
     "The paper's exact match uses 12,800 test puzzles (standard error about"

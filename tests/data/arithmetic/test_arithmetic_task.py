@@ -9,7 +9,7 @@ import data_examples
 import jax.numpy as jnp
 import numpy as np
 
-from loopjax.data.arithmetic import expressions, task
+from loopjax.data.arithmetic import task
 from loopjax.types import Output
 
 CONFIG = task.Config(modulus=11, max_operations=5, num_eval_examples=200)
@@ -89,7 +89,7 @@ def test_a_difference_has_an_order():
   tokens = np.array(
     [[12, 3, 5, -1, -1], [11, 13, 2, 3, 9], [7, -1, -1, -1, -1]]
   )
-  assert expressions.values(11, tokens).tolist() == [9, 4, 7]
+  assert task.values_of(11, tokens).tolist() == [9, 4, 7]
 
 
 def test_scores():

@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from data_examples import read
 
-from loopjax.data import pipeline
 from loopjax.data.multihop import language, task
 from loopjax.types import Output
 
@@ -30,14 +29,10 @@ def changed(**values):
 
 def whole(config, split, num=None, **kwargs):
   """The dataset and all its examples (of `num` batches), one after another."""
-  kwargs = {"batch_size": 32, "seed": 0, **kwargs}
-  dataset = task.make_dataset(config, split, **kwargs)
-  iterator = pipeline.iterate(dataset.batches, num_threads=0)
-  batches = list(itertools.islice(iterator, num))
-  joined = {
-    name: np.concatenate([batch[name] for batch in batches])
-    for name in batches[0]
-  }
+  dataset, batches = read(
+    task, config, split, num, **{"batch_size": 32, **kwargs}
+  )
+  joined = {n: np.concatenate([b[n] for b in batches]) for n in batches[0]}
   if split != "train":
     valid = joined.pop("valid")
     joined = {name: value[valid] for name, value in joined.items()}

@@ -1,4 +1,4 @@
-"""Random solutions and puzzles."""
+"""Making puzzles: random solutions, digging, and the bank."""
 
 import numpy as np
 import pytest

@@ -6,8 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from loopjax.data.sudoku import bank, files, generator, solver
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import generator, solver
+from loopjax.data.sudoku import puzzles as puzzles_lib
 
 # A well-known hard puzzle.
 HARD = (
@@ -209,9 +210,9 @@ def test_rating_of_real_puzzles_follows_theirs():
   if not folder or not path.exists():
     pytest.skip("needs LOOPJAX_DATA with sudoku/train.csv.gz")
   board = board_lib.Board(3, 3)
-  puzzles = files.read(board, path)
+  puzzles = puzzles_lib.read(board, path)
   some = slice(0, None, 100)
-  questions, answers = bank.unpack(
+  questions, answers = puzzles_lib.unpack(
     board, puzzles.givens[some], puzzles.answers[some]
   )
   result = solver.solve(board, questions)

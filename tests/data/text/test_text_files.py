@@ -1,7 +1,9 @@
-"""Reading text files, and errors for malformed ones."""
+"""Reading text files, errors for malformed ones, and synthetic text."""
 
+import collections
 import csv
 import gzip
+import pathlib
 import sys
 import types
 
@@ -10,7 +12,7 @@ import zstandard
 from tests_support import refused
 from text_examples import formats, jsonl, packed_twice, sentences, table
 
-from loopjax.data.text import config, documents, files
+from loopjax.data.text import config, files
 from loopjax.errors import UserError
 
 ROWS = [{"text": text, "number": n} for n, text in enumerate(sentences(50))]
@@ -33,7 +35,7 @@ def read(tmp_path, monkeypatch):
     return [
       document
       for part in files.read(str(path), columns)
-      for document in documents.read(part, text_field, prompt_field, between)
+      for document in files.documents(part, text_field, prompt_field, between)
     ]
 
   return read
@@ -50,7 +52,7 @@ def test_all_formats_hold_the_same(read, name, chunk):
 @pytest.mark.parametrize("chunk", [1000, 1 << 20])
 def test_plain_text_is_cut_at_blank_lines(read, monkeypatch, pack, chunk):
   """No byte is lost; sections have about the intended size."""
-  monkeypatch.setattr(documents, "SECTION_BYTES", 100)
+  monkeypatch.setattr(files, "SECTION_BYTES", 100)
   text = "".join(s + "\n" * (1 + n % 3) for n, s in enumerate(sentences(80)))
   found = read("a.txt", packed_twice(text.encode(), pack), chunk=chunk)
   assert "".join(section for [(section, _)] in found) == text
@@ -64,7 +66,7 @@ def test_plain_text_is_cut_at_blank_lines(read, monkeypatch, pack, chunk):
 
 @pytest.mark.parametrize("chunk", [300, 1 << 20])
 def test_no_character_is_cut_where_there_are_no_lines(read, monkeypatch, chunk):
-  monkeypatch.setattr(documents, "SECTION_BYTES", 64)
+  monkeypatch.setattr(files, "SECTION_BYTES", 64)
   for word in ("日本", "\N{ROCKET}x", "é"):
     text = word * 400
     found = read("a.txt", text.encode(), chunk=chunk)
@@ -146,6 +148,7 @@ def test_turns_of_a_conversation_are_separated(read):
     (b'{"text": "a"', "is not valid JSON"),
     (b"[" * 100_000, "is not valid JSON"),
     (b'["text"]', "is not a JSON object"),
+    (b"null", "is null; remove such rows"),
     (b'{"body": "a"}', "has no 'text', only body"),
     (b'{"text": null}', "its 'text' is null"),
     (b'{"text": 3}', "'text' is not a string"),
@@ -193,12 +196,12 @@ def test_web_pages_may_be_what_is_trained_on(read):
 def test_a_bad_row_of_a_later_chunk_has_its_number(read, name, pack):
   rows = [{**row, "text": None} if row["number"] == 30 else row for row in ROWS]
   found = read(name, pack(rows), chunk=200)
-  (fault,) = (one for one in found if isinstance(one, documents.Fault))
+  (fault,) = (one for one in found if isinstance(one, files.Fault))
   assert f"{name}:31: " in str(fault)
 
 
 def test_broken_utf8_in_plain_text_is_named(read, monkeypatch):
-  monkeypatch.setattr(documents, "SECTION_BYTES", 10)
+  monkeypatch.setattr(files, "SECTION_BYTES", 10)
   text = b"first section\n\nsecond \xe9t\xe9\n\nthird one"
   first, bad, last = read("a.txt", text)
   assert first == [("first section\n\n", True)]
@@ -267,3 +270,30 @@ def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
     assert found == [str(tmp_path / name) for name in expected]
   with pytest.raises(UserError, match="matches none of the dataset's 5 files"):
     files.find("hf://owner/name/*.parquet")
+
+
+@pytest.mark.usefixtures("user_cache")
+def test_every_line_of_arithmetic_is_right_and_few_are_alike(monkeypatch):
+  monkeypatch.setattr(files, "_LINES", 2000)
+  (path,) = files.find("made:arithmetic")
+  text = pathlib.Path(path).read_text()
+  paragraphs = text.split("\n\n")
+  assert len(paragraphs) == 50
+  lines = [line for part in paragraphs for line in part.splitlines()]
+  assert len(lines) == 2000
+  for line in lines:
+    expression, _, value = line.partition("=")
+    assert eval(expression) % 23 == int(value)
+  operations = collections.Counter(
+    sum(line.count(x) for x in "+-*") for line in lines
+  )
+  assert sorted(operations) == [1, 2, 3, 4]
+  assert min(operations.values()) > 400
+  assert len(set(lines)) > 1800
+  assert files.find("made:arithmetic") == [path]
+  assert pathlib.Path(path).read_text() == text
+
+
+def test_text_that_nobody_makes_is_one_line():
+  with pytest.raises(UserError, match="made:poems: unknown synthetic text"):
+    files.find("made:poems")

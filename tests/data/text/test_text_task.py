@@ -1,5 +1,6 @@
 """Rows of text by position, their splits, and their scores."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -12,7 +13,7 @@ import tokenizers
 from tests_support import refused
 from text_examples import jsonl, sentences
 
-from loopjax.data.text import documents, files, parallel, preparation, task
+from loopjax.data.text import files, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.types import Output
@@ -43,8 +44,7 @@ def batches(config, split, num=None, **options):
   return data_examples.read(task, config, split, num, **options)[1]
 
 
-def joined(parts):
-  return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+joined = functools.partial(data_examples.joined, task)
 
 
 def texts(rows):
@@ -69,7 +69,7 @@ def test_splits_share_no_document_and_lose_none(config):
   for split in preparation.SPLITS:
     dataset = task.make_dataset(config, split, batch_size=1, seed=0)
     num = dataset.facts[f"{split}_rows"]
-    seen[split] = texts(joined(batches(config, split, num, batch_size=1)))
+    seen[split] = texts(joined(config, split, num, batch_size=1))
     assert len(seen[split]) == dataset.facts[f"{split}_documents"]
   assert sorted(sum(seen.values(), [])) == sorted(whole)
   assert 10 < len(seen["validation"]) < 40 and 10 < len(seen["test"]) < 40
@@ -82,13 +82,13 @@ def test_documents_may_have_rows_of_their_own(config):
   apart = change(config, packed=False)
   assert task.spec(config).packs_documents
   assert not task.spec(apart).packs_documents
-  rows = joined(batches(apart, "validation"))
+  rows = joined(apart, "validation")
   assert task.abstract_batch(apart, 1).keys() <= rows.keys()
   assert "documents" not in rows
   rows["documents"] = np.int32(rows["targets"] != PADDING)
   found = texts(rows)
   assert len(found) == len({*found}) > 5
-  assert {*found} == {*texts(joined(batches(config, "validation")))}
+  assert {*found} == {*texts(joined(config, "validation"))}
 
 
 @pytest.mark.parametrize("kind", ["prompt", "conversation"])
@@ -117,7 +117,7 @@ def test_what_is_predicted_is_what_is_to_be_said(config, tmp_path, kind):
   for split in preparation.SPLITS:
     dataset = task.make_dataset(config, split, batch_size=1, seed=0)
     num = dataset.facts[f"{split}_rows"]
-    rows = joined(batches(config, split, num, batch_size=1))
+    rows = joined(config, split, num, batch_size=1)
     for row, ids in enumerate(rows["documents"]):
       for number in range(1, ids.max() + 1):
         here = (ids == number) & (rows["weights"][row] == 1)
@@ -148,13 +148,13 @@ def test_test_files_are_the_test_split(config, tmp_path):
   path = tmp_path / "held_out.jsonl"
   path.write_bytes(jsonl([{"text": t} for t in sentences(20, 5000)]))
   config = change(config, test_files=str(path), sequence_length=512)
-  found = joined(batches(config, "test"))
+  found = joined(config, "test")
   assert sorted(texts(found)[:20]) == sorted(sentences(20, 5000))
   whole = sentences(300) + sentences(200, 1000)
   for split in ("train", "validation"):
     dataset = task.make_dataset(config, split, batch_size=1, seed=0)
     assert dataset.facts[f"{split}_documents"] > 0
-    assert {*texts(joined(batches(config, split, 5)))} <= {*whole}
+    assert {*texts(joined(config, split, 5))} <= {*whole}
 
 
 def test_every_epoch_has_every_row(config):
@@ -190,7 +190,7 @@ def test_sources_are_mixed_as_they_weigh():
 
 def test_evaluation_names_the_sources(config):
   dataset = task.make_dataset(config, "validation", batch_size=16, seed=0)
-  rows = joined(batches(config, "validation"))
+  rows = joined(config, "validation")
   assert dataset.groups == {"source": config.sources}
   valid = rows["valid"]
   assert valid.sum() == dataset.facts["validation_examples"]
@@ -203,7 +203,7 @@ def test_evaluation_names_the_sources(config):
 
 def test_scores_are_those_of_the_corpus(config):
   """An uninformed model needs log2(V) bits per token."""
-  rows = joined(batches(config, "test"))
+  rows = joined(config, "test")
   rows = {name: value[rows["valid"]] for name, value in rows.items()}
   logits = jnp.zeros((*rows["inputs"].shape, PADDING + 1))
   scores = task.score(Output(logits, {}, {}, {}, {}), rows)
@@ -280,9 +280,9 @@ def test_rows_are_packed_once(config, capsys, monkeypatch):
 def test_there_are_processes_for_the_cpus_that_may_be_used(monkeypatch):
   """All CPUs, if the system does not report the available ones."""
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5})
-  assert parallel._num_cpus() == 3
+  assert preparation._num_cpus() == 3
   monkeypatch.delattr(os, "sched_getaffinity")
-  assert parallel._num_cpus() == os.cpu_count()
+  assert preparation._num_cpus() == os.cpu_count()
 
 
 @pytest.mark.manual  # Processes take seconds to start.
@@ -291,12 +291,12 @@ def test_several_processes_pack_the_same_rows(config, monkeypatch):
   monkeypatch.setattr(files, "CHUNK_BYTES", 4000)
   alone = batches(config, "train", 3)
   monkeypatch.setenv("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"] + "2")
-  monkeypatch.setattr(parallel, "_MIN_BYTES", 0)
+  monkeypatch.setattr(preparation, "_MIN_BYTES", 0)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
   started = []
-  pool = parallel.concurrent.futures.ProcessPoolExecutor
+  pool = preparation.concurrent.futures.ProcessPoolExecutor
   monkeypatch.setattr(
-    parallel.concurrent.futures,
+    preparation.concurrent.futures,
     "ProcessPoolExecutor",
     lambda *args, **kwargs: started.append(args) or pool(*args, **kwargs),
   )
@@ -338,9 +338,7 @@ def whole_text(config, split):
   """The text of a split, in the order of its documents' numbers."""
   num = task.make_dataset(config, split, batch_size=1, seed=0).facts
   return "".join(
-    sorted(
-      texts(joined(batches(config, split, num[f"{split}_rows"], batch_size=1)))
-    )
+    sorted(texts(joined(config, split, num[f"{split}_rows"], batch_size=1)))
   )
 
 
@@ -351,7 +349,7 @@ def test_small_text_is_split_by_position(
 ):
   """Every byte is in one split; the parts are in order, and end with lines."""
   monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
-  monkeypatch.setattr(documents, "SECTION_BYTES", 1 << 20)
+  monkeypatch.setattr(files, "SECTION_BYTES", 1 << 20)
   first, second = tmp_path / "a.txt", tmp_path / "b.txt"
   lines = [f"{n:05d} {n * n}\n" for n in range(num)]
   first.write_text("".join(lines[: num // 3]))
@@ -402,7 +400,7 @@ def test_few_documents_with_fields_are_in_every_split(config, tmp_path, capsys):
   for split in preparation.SPLITS:
     dataset = task.make_dataset(config, split, batch_size=1, seed=0)
     num = dataset.facts[f"{split}_rows"]
-    found[split] = set(texts(joined(batches(config, split, num, batch_size=1))))
+    found[split] = set(texts(joined(config, split, num, batch_size=1)))
   prompts = {
     split: {text.partition("\n\n")[0] for text in found[split]}
     for split in found
@@ -481,11 +479,11 @@ def test_a_cache_entry_of_a_killed_process_is_made_again(
 
 @pytest.mark.manual  # Processes take seconds to start.
 def test_a_killed_process_is_one_line(config, monkeypatch):
-  monkeypatch.setattr(parallel, "_MIN_BYTES", 0)
+  monkeypatch.setattr(preparation, "_MIN_BYTES", 0)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
   chunks = [files.Chunk("a", "text", 0, b"", 0)]
   with pytest.raises(UserError, match="was killed"):
-    list(parallel.in_order(_die, chunks, 1))
+    list(preparation.in_order(_die, chunks, 1))
 
 
 def _die(_):
@@ -536,7 +534,7 @@ def test_any_tokenizer(config, tokenizer, end_token):
   end = library.token_to_id(end_token) if end_token else num_ids
   assert spec.vocab_size == num_ids + (0 if end_token else 2)
   assert spec.num_padding_tokens == (0 if end_token else 1)
-  rows = joined(batches(config, "train", 10))
+  rows = joined(config, "train", 10)
   checked = 0
   for row in range(len(rows["inputs"])):
     ids = rows["documents"][row]

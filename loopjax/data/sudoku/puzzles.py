@@ -1,10 +1,14 @@
-"""Files of puzzles: read and checked once, packed, and memory-mapped.
+"""Packed puzzles: those shipped with the package, and those of CSV files.
 
-A file of millions of rows is streamed in chunks. The packed result is stored in
-the user's cache under the content's checksum; later runs only compute the
-checksum.
+The shipped ones are in `bank.npz`. Each size of board has three arrays, named
+after its boxes (`3x3_givens`): the `givens`, `answers` and (as uint16)
+`ratings` of `Puzzles`.
 
-Files have the Sudoku-Extreme schema. The first line is
+Files of puzzles are read and checked once, packed, and memory-mapped. A file of
+millions of rows is streamed in chunks. The packed result is stored in the
+user's cache under the content's checksum; later runs only compute the checksum.
+
+They have the Sudoku-Extreme schema. The first line is
 `source,question,answer,rating`. Then follows one puzzle per line: the name of
 its source, its cells in row-major order with `.` or `0` for a blank, its
 solution, and its difficulty as a non-negative integer.
@@ -22,7 +26,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
@@ -30,11 +34,128 @@ import tqdm
 from loopjax import checks
 from loopjax.data import hub
 from loopjax.data.sudoku import board as board_lib
-from loopjax.data.sudoku import solver
-from loopjax.data.sudoku.bank import Puzzles, pack
+from loopjax.data.sudoku import solver, symmetry
 from loopjax.data.sudoku.board import Board
 from loopjax.errors import UserError
 from loopjax.run import user_cache
+
+
+class Puzzles(NamedTuple):
+  """N puzzles with their solutions, packed into a third of the bytes.
+
+  A question equals its answer in the given cells and is blank elsewhere.
+  Together they take 52 bytes for a 9x9 board, in memory and in files.
+
+  Attributes:
+    givens: uint8 `[N, ceil(cells / 8)]`, a bit for every cell, 1 where it is
+      given; the last bits are 0.
+    answers: uint8 `[N, ceil(cells / 2)]`, four bits for every cell of the
+      solutions; the last half of a byte is 0.
+    class_keys: uint64 `[N]`, `symmetry.class_key` of the solutions.
+    ratings: int32 `[N]`, difficulty; larger is harder. The scale depends on
+      the source.
+    source_ids: int32 `[N]`, positions in `sources`.
+    sources: the names of the puzzles' sources.
+    num_skipped: number of malformed rows that were skipped.
+    sha256: checksum of their file; "" for the packaged puzzles.
+  """
+
+  givens: np.ndarray
+  answers: np.ndarray
+  class_keys: np.ndarray
+  ratings: np.ndarray
+  source_ids: np.ndarray
+  sources: tuple[str, ...]
+  num_skipped: int = 0
+  sha256: str = ""
+
+
+def pack(
+  board: Board, questions: np.ndarray, answers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Givens, answers and class keys of uint8 boards `[N, cells]`."""
+  padded = np.pad(answers, [(0, 0), (0, board.num_cells % 2)])
+  return (
+    np.packbits(questions != 0, axis=1),
+    padded[:, 0::2] << 4 | padded[:, 1::2],
+    symmetry.class_key(board, answers),
+  )
+
+
+def unpack(
+  board: Board, givens: np.ndarray, answers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Unpacked questions and answers, uint8 `[n, cells]` each."""
+  halves = np.stack([answers >> 4, answers & 15], axis=2)
+  cells = halves.reshape(len(answers), -1)[:, : board.num_cells]
+  given = np.unpackbits(givens, axis=1, count=board.num_cells)
+  return cells * given, np.ascontiguousarray(cells)
+
+
+PATH = pathlib.Path(__file__).with_name("bank.npz")
+
+
+def load_bank(board: Board, path: pathlib.Path = PATH) -> Puzzles:
+  """Loads all puzzles of one size from the bank.
+
+  Args:
+    path: file written by `save_bank`.
+
+  Returns:
+    The puzzles, in random order; ratings are numbers of wrong guesses, as
+    `solver.solve` counts them.
+
+  Raises:
+    UserError: if the bank has no puzzles of this size, or is missing.
+  """
+  name = _name(board)
+  try:
+    with np.load(path) as arrays:
+      sizes = sorted({key.split("_")[0] for key in arrays})
+      if name not in sizes:
+        raise UserError(
+          f"{path}: no puzzles with {name} boxes; expected one of {sizes}"
+        )
+      givens, answers, ratings = (
+        arrays[f"{name}_{part}"] for part in ("givens", "answers", "ratings")
+      )
+  except FileNotFoundError:
+    raise UserError(
+      f"{path}: the puzzle bank is missing; install the package again or run "
+      f"python -m loopjax.data.sudoku.generator --out={path}"
+    ) from None
+  return Puzzles(
+    givens=givens,
+    answers=answers,
+    class_keys=symmetry.class_key(board, unpack(board, givens, answers)[1]),
+    ratings=ratings.astype(np.int32),
+    source_ids=np.zeros(len(answers), np.int32),
+    sources=("bank",),
+  )
+
+
+def save_bank(path: pathlib.Path, content: dict[Board, Puzzles]) -> None:
+  """Writes puzzles of several sizes in the layout that `load_bank` reads.
+
+  Args:
+    path: output path.
+    content: the puzzles of each size, in storage order. Ratings above 65535 are
+      stored as 65535.
+  """
+  arrays: dict[str, Any] = {}
+  for board, puzzles in content.items():
+    name = _name(board)
+    arrays[f"{name}_givens"] = puzzles.givens
+    arrays[f"{name}_answers"] = puzzles.answers
+    arrays[f"{name}_ratings"] = np.minimum(puzzles.ratings, 65535).astype(
+      np.uint16
+    )
+  np.savez_compressed(path, **arrays)
+
+
+def _name(board):
+  return f"{board.box_rows}x{board.box_cols}"
+
 
 HEADER = ("source", "question", "answer", "rating")
 _MAX_RATING = 2**31 - 1
@@ -116,9 +237,7 @@ def unreadable(path: str, error: OSError) -> UserError:
   )
 
 
-def check(
-  board: board_lib.Board, rows: Sequence[Row], check_solutions: bool
-) -> Checked:
+def check(board: Board, rows: Sequence[Row], check_solutions: bool) -> Checked:
   """Separates valid rows from malformed ones.
 
   Args:
@@ -159,7 +278,7 @@ def check(
   )
 
 
-def _fault_of_form(board: board_lib.Board, fields: list[str]) -> str:
+def _fault_of_form(board: Board, fields: list[str]) -> str:
   """The format error of a row; "" if there is none."""
   if len(fields) != len(HEADER):
     return f"has {len(fields)} fields; expected {len(HEADER)}"
@@ -183,9 +302,7 @@ def _fault_of_form(board: board_lib.Board, fields: list[str]) -> str:
   return ""
 
 
-def _digits(
-  board: board_lib.Board, rows: Sequence[Row], column: int
-) -> np.ndarray:
+def _digits(board: Board, rows: Sequence[Row], column: int) -> np.ndarray:
   """One column of well-formed rows as boards, uint8 `[n, cells]`."""
   text = "".join(fields[column] for _, fields in rows).replace(".", "0")
   codes = np.frombuffer(text.encode("ascii"), np.uint8)
@@ -193,7 +310,7 @@ def _digits(
 
 
 def _faults(
-  board: board_lib.Board,
+  board: Board,
   questions: np.ndarray,
   answers: np.ndarray,
   check_solutions: bool,

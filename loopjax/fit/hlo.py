@@ -314,11 +314,8 @@ def executions(module: Module) -> tuple[Counter[str], tuple[str, ...]]:
 def executed(module: Module, *, asynchronous: bool = True) -> list[str]:
   """Computations whose instructions run as separate kernels, the entry first.
 
-  Other computations are applied by a fusion or a reduction.
-
-  Args:
-    module: the program.
-    asynchronous: whether to include asynchronous ones.
+  Other computations are applied by a fusion or a reduction. `asynchronous`:
+  whether to include asynchronous ones.
   """
   callers = ["call", "conditional", "while"] + ["async-start"] * asynchronous
   names = [module.entry]

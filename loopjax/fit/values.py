@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loopjax.fit.counts import hlo
+from loopjax.fit import hlo
 
-_PACKAGE = pathlib.Path(__file__).parents[2]  # loopjax
+_PACKAGE = pathlib.Path(__file__).parents[1]  # loopjax
 # Instructions whose results alias another value or take no memory.
 _NO_VALUE = (
   "bitcast",

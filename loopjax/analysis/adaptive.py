@@ -13,7 +13,7 @@ from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis.loops import halting
+from loopjax.analysis import halting
 from loopjax.analysis.plots import draw, series
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Output
@@ -46,10 +46,10 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   title = f"At step {steps[-1]}, ±1 standard deviation over tokens"
   draw.tidy(at_end, title, "layer", "E[n], iterations")
 
-  rows = evaluated.rows
-  measured, by_loss = series.by_layer(rows, "validation", "ponder_steps")
-  at, loss = series.scalar(rows, "validation", "loss")
-  loss, by_loss = loss[np.isin(at, measured)], by_loss[np.isin(measured, at)]
+  by_loss, loss = series.together(
+    series.by_layer(evaluated.rows, "validation", "ponder_steps"),
+    series.scalar(evaluated.rows, "validation", "loss"),
+  )
   if len(loss):  # The run may have no evaluation yet.
     for line, color in zip(by_loss.T, colors, strict=True):
       onset.plot(loss, line, color=color, alpha=0.6, linewidth=1)
@@ -66,14 +66,14 @@ def draw_loops(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     axes.set_ylim(max(min(low, 1.0), 0), min(high, num_loops + 0.05))
 
   for t in range(num_loops):
-    color = draw.PALETTE[t % len(draw.PALETTE)]
     values = [
       series.by_loop(evaluated.rows, "train", f"loop_scale/layer={i}")[1][-1, t]
       for i in range(len(layers))
     ]
     scales.plot(
-      layers, values, color=color, marker="o", ms=4, label=f"iteration {t + 1}"
-    )
+      layers, values, color=draw.color(t), marker="o", ms=4,
+      label=f"iteration {t + 1}",
+    )  # fmt: skip
   scales.set_yscale("log")
   scales.yaxis.set_major_formatter(lambda x, _: f"{x:g}")
   scales.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -143,7 +143,8 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exits.png and .json: iterations and score when tokens halt at inference."""
   if not evaluated.settings.family.halting_trace:
     return []
-  num_loops, score = evaluated.settings.model.num_loops, _score_name(evaluated)
+  settings = evaluated.settings
+  num_loops, score = settings.model.num_loops, settings.task_module.HEADLINE[0]
   if num_loops == 1:
     return []
   found = exits(evaluated, score)
@@ -194,10 +195,6 @@ def exits(
   tokens attend to its keys and values there: halting saves compute only once
   all tokens of a batch have halted.
 
-  Args:
-    evaluated: the run's evaluated.
-    score: name of one of the task's scores.
-
   Returns:
     For each threshold: "exit_threshold"; "rows"; "loops_per_token", mean over
     layers and real tokens of the iterations that count in a token's output;
@@ -239,10 +236,6 @@ def exits(
       f"{score}/change_error": float(np.sqrt(np.sum(off**2))),
     })  # fmt: skip
   return rows
-
-
-def _score_name(evaluated: evaluated_lib.EvaluatedModel) -> str:
-  return evaluated.settings.task_module.HEADLINE[0]
 
 
 def _scored(

@@ -1,13 +1,18 @@
-"""Early exits of a looped model, compared with a fixed number of loops.
+"""Early exits of looped models and of MELT, against a fixed number of loops.
 
-Ouro (arXiv 2510.25741, sections 3.2 and 5): how much each loop improves a
-token's loss, whether the gate predicts this, and the effect of loops beyond the
-trained number.
+Looped models, as in Ouro (arXiv 2510.25741, sections 3.2 and 5): how much each
+loop improves a token's loss, whether the gate predicts this, and the effect of
+loops beyond the trained number. Earlier tokens run all loops.
+
+When a token of MELT (arXiv 2605.07721) exits, later tokens attend to the latent
+of its last loop: skipped loops are never run. Texts are therefore processed
+token by token, as in generation, and the cost of an exit includes the effect on
+later tokens. The paper does not study this (appendix F.2).
 """
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +29,7 @@ from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
-from loopjax.models import looped
+from loopjax.models import looped, melt
 from loopjax.program.eval_step import model_inputs
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import PRECISIONS, Array
@@ -33,6 +38,12 @@ THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 MAP_THRESHOLD = 0.5
 _BEYOND = 2  # Runs this many times the trained number of loops.
 _NUM_ROWS, _CHUNK, _NUM_DRAWN = 128, 16, 4
+
+# Of MELT; with the last threshold there are no exits.
+SKIPPING_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+RULES = ("gate", "change")
+MOST_LOST = 0.01  # Relative increase of the loss, in `skipping_scores`.
+_NUM_SKIPPING_ROWS = 64
 
 
 class ExitMeasurements(NamedTuple):
@@ -62,41 +73,62 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   fixed, gate, change = (
     curve(found, trained, by) for by in ("fixed", "gate", "change")
   )
+  return _draw(
+    evaluated,
+    "exit_curve",
+    (
+      (fixed, draw.GREY, "fixed number of loops"),
+      (gate, draw.BLUE, "exit by gate"),
+      (change, draw.ORANGE, "exit by change of the state"),
+    ),
+    f"Loss by number of loops, {found.losses.shape[1]} rows; trained with "
+    f"{trained}",
+    {
+      "rows": found.losses.shape[1],
+      "trained_num_loops": trained,
+      "earlier_tokens": "run all loops",
+      "fixed": fixed,
+      "gate": gate,
+      "change": change,
+    },
+    trained,
+  )
+
+
+def _draw(
+  evaluated: evaluated_lib.EvaluatedModel,
+  name: str,
+  curves: Sequence[tuple[Sequence[Mapping[str, Any]], str, str]],
+  title: str,
+  content: Mapping[str, Any],
+  trained: int | None = None,
+) -> list[pathlib.Path]:
+  """NAME.png and NAME.json: loss against loops per token.
+
+  Args:
+    curves: rows of "loops", "loss" and "error"; colour; label.
+    content: what the JSON has.
+    trained: the number of loops to mark.
+  """
   figure = draw.new(7.5, 4.6)
   axes = figure.subplots()
-  for rows, color, label in (
-    (fixed, draw.GREY, "fixed number of loops"),
-    (gate, draw.BLUE, "exit by gate"),
-    (change, draw.ORANGE, "exit by change of the state"),
-  ):
+  for rows, color, label in curves:
     loops, losses, errors = (
-      [row[name] for row in rows] for name in ("loops", "loss", "error")
+      [row[column] for row in rows] for column in ("loops", "loss", "error")
     )
     axes.errorbar(
       loops, losses, errors, color=color, marker="o", ms=4, capsize=2,
       label=label,
     )  # fmt: skip
-  axes.axvline(trained, color=draw.GREY, linestyle=":")
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-  draw.tidy(
-    axes,
-    f"Loss by number of loops, {found.losses.shape[1]} rows; trained with "
-    f"{trained}",
-    "loops per token",
-    "nats per token, ±1 standard error of the difference",
-  )
+  if trained is not None:
+    axes.axvline(trained, color=draw.GREY, linestyle=":")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  error = "nats per token, ±1 standard error of the difference"
+  draw.tidy(axes, title, "loops per token", error)
   axes.legend(frameon=False, fontsize=9)
-  numbers = evaluated.directory / "exit_curve.json"
-  content = {
-    "rows": found.losses.shape[1],
-    "trained_num_loops": trained,
-    "earlier_tokens": "run all loops",
-    "fixed": fixed,
-    "gate": gate,
-    "change": change,
-  }
+  numbers = evaluated.directory / f"{name}.json"
   workdir_lib.write_json(numbers, content)
-  return [draw.save(figure, evaluated.directory / "exit_curve.png"), numbers]
+  return [draw.save(figure, evaluated.directory / f"{name}.png"), numbers]
 
 
 def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
@@ -150,13 +182,11 @@ def measure(
   run = jax.jit(
     functools.partial(_of_rows, graphdef=evaluated.graphdef, num_loops=trained)
   )
-  parts = []
-  for start in range(0, len(batch["inputs"]), _CHUNK):
-    chunk = {name: x[start : start + _CHUNK] for name, x in batch.items()}
-    rows = {**model_inputs(chunk), "targets": chunk["targets"]}
-    parts.append(jax.device_get(run(evaluated.params, rows)))
-  losses, gates, changes = (
-    np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)
+  losses, gates, changes = evaluated_lib.in_batches(
+    functools.partial(run, evaluated.params),
+    {**model_inputs(batch), "targets": batch["targets"]},
+    min(_CHUNK, len(batch["inputs"])),
+    axis=1,
   )
   return ExitMeasurements(losses, gates, changes, batch["weights"])
 
@@ -208,7 +238,7 @@ def exit_steps(
 
 def curve(
   found: ExitMeasurements, trained: int, by: str
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
   """Loss and loops per token, weighted by token.
 
   Args:
@@ -226,17 +256,9 @@ def curve(
   weights /= max(weights.sum(), 1e-9)
   full = found.losses[trained - 1]
 
-  def row(steps: np.ndarray, **more: float) -> dict[str, float]:
+  def row(steps: np.ndarray, **more: Any) -> dict[str, Any]:
     losses = np.take_along_axis(found.losses, steps[None] - 1, axis=0)[0]
-    change = losses - full
-    mean = np.sum(weights * change)
-    off = np.sum(weights * (change - mean), axis=1)  # Rows are independent.
-    return {
-      **more,
-      "loops": float(np.sum(weights * steps)),
-      "loss": float(np.sum(weights * losses)),
-      "error": float(np.sqrt(np.sum(off**2))),
-    }
+    return {**more, **_means(losses, steps, weights, full)}
 
   if by == "fixed":
     counts = range(1, len(found.losses) + 1)
@@ -245,6 +267,22 @@ def curve(
     row(exit_steps(found, trained, by, threshold), threshold=threshold)
     for threshold in THRESHOLDS
   ]
+
+
+def _means(
+  losses: np.ndarray, loops: np.ndarray, weights: np.ndarray, full: np.ndarray
+) -> dict[str, float]:
+  """Loops and loss of a token, and the standard error of losses - full.
+
+  All [B, T]; weights sum to 1. Rows are independent, but not their tokens.
+  """
+  change = losses - full
+  off = np.sum(weights * (change - np.sum(weights * change)), axis=1)
+  return {
+    "loops": float(np.sum(weights * loops)),
+    "loss": float(np.sum(weights * losses)),
+    "error": float(np.sqrt(np.sum(off**2))),
+  }
 
 
 def note(losses: np.ndarray, step: int) -> str:
@@ -274,8 +312,115 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def _has_gate(evaluated: evaluated_lib.EvaluatedModel) -> bool:
   """Whether the model has a trained gate."""
+  model, trained = evaluated.settings.model, ("joint", "alone")
+  return isinstance(model, looped.Config) and model.exit_gate in trained
+
+
+def measure_skipping(
+  evaluated: evaluated_lib.EvaluatedModel,
+) -> list[dict[str, Any]]:
+  """Loops and loss of a token, for every rule and threshold.
+
+  Only for models that kept the looped model's gate. Uses only the first
+  document of each row.
+
+  Returns:
+    A row for each: "rule"; "threshold"; "loops" and "loss" per token, weighted
+    by token; "error", the standard error over rows of the difference from the
+    loss with all loops.
+  """
   model = evaluated.settings.model
-  return isinstance(model, looped.Config) and model.exit_gate in (
-    "joint",
-    "alone",
+  if not isinstance(model, melt.Config) or model.exit_gate == "none":
+    return []
+  if model.num_loops == 1:
+    return []
+  batch = {name: x[:_NUM_SKIPPING_ROWS] for name, x in evaluated.batch.items()}
+  weights = batch["weights"].astype(np.float64)
+  if "documents" in batch:
+    weights *= batch["documents"] == batch["documents"][:, :1]
+  weights /= max(weights.sum(), 1e-9)
+  found = []
+  for rule in RULES:
+    read = jax.jit(
+      functools.partial(_read_tokens, graphdef=evaluated.graphdef, rule=rule)
+    )
+    all_loops = None
+    for threshold in reversed(SKIPPING_THRESHOLDS):
+      losses, loops = jax.device_get(
+        read(evaluated.params, batch["inputs"], batch["targets"], threshold)
+      )
+      all_loops = losses if all_loops is None else all_loops
+      found.append(
+        {
+          "rule": rule,
+          "threshold": threshold,
+          **_means(losses, loops, weights, all_loops),
+        }
+      )
+  return found
+
+
+def _read_tokens(
+  params: Any,
+  inputs: Array,
+  targets: Array,
+  threshold: Array,
+  *,
+  graphdef: Any,
+  rule: str,
+) -> tuple[Array, Array]:
+  """Losses, f32 [B, T], and loops [B, T] of texts, token by token."""
+  model: melt.Model = nnx.merge(graphdef, params)
+  batch, num_tokens = inputs.shape
+  policy = exits.ExitPolicy(
+    jnp.full(batch, threshold), jnp.full(batch, model.config.num_loops), rule
+  )
+
+  def step(cache: Any, token: Array) -> tuple[Any, tuple[Array, Array]]:
+    output, cache = melt.read(model, token[:, None], cache, exit_policy=policy)
+    return cache, (output.hidden[:, 0], output.stats["loops_run"])
+
+  cache = melt.empty_cache(model, batch, num_tokens)
+  _, (hidden, loops) = jax.lax.scan(step, cache, inputs.T)
+  losses = token_losses.next_token_by_loop(
+    jnp.swapaxes(hidden, 0, 1)[None],
+    model.readout_table(),
+    {"targets": targets},
+    num_padding_tokens=model.spec.num_padding_tokens,
+    precision=PRECISIONS[model.config.precision],
+  )
+  return losses[0], loops.T
+
+
+def skipping_scores(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """For each rule, the fewest loops per token that lose at most `MOST_LOST`.
+
+  A rule with non-finite losses has no score.
+  """
+  best = {}
+  for rule in RULES:
+    rows = [row for row in found if row["rule"] == rule]
+    most = (1 + MOST_LOST) * rows[0]["loss"]  # rows[0] has no exits.
+    if kept := [row["loops"] for row in rows if row["loss"] <= most]:
+      best[f"loops_by_{rule}"] = min(kept)
+  return best
+
+
+def draw_skipping(
+  evaluated: evaluated_lib.EvaluatedModel, found: Sequence[Mapping[str, Any]]
+) -> list[pathlib.Path]:
+  """skipping.png and .json: loss against loops per token."""
+  gate, change = (
+    [row for row in found if row["rule"] == rule] for rule in RULES
+  )
+  return _draw(
+    evaluated,
+    "skipping",
+    (
+      (gate, draw.BLUE, "exit by the looped model's gate"),
+      (change, draw.ORANGE, "exit by change of the state"),
+    ),
+    f"Loss by number of loops, out of {evaluated.settings.model.num_loops}; "
+    "later tokens do not see skipped loops either",
+    {"exits": list(found)},
   )

@@ -39,9 +39,13 @@ def scores_by_depth(
     NaN for loops that were not run; K = depth_factor * model.num_loops. Causal
     models that read out every loop also have the state's, of
     `every_loop.STATE`; and the family's `measures`. If the task has several
-    evaluation splits, "<split>/<score>" for each that has examples.
+    evaluation splits, "<split>/<score>" for each that has examples. {} if they
+    are disabled, or the model has no predictions of loops.
   """
   settings, family = evaluated.settings, evaluated.settings.family
+  shows = "prediction" in family.traces or family.reading
+  if not settings.eval.depth_factor or not shows:
+    return {}
   num_examples = settings.eval.depth_examples or None
   batch = {name: x[:num_examples] for name, x in evaluated.batch.items()}
   trained = settings.model.num_loops
@@ -90,8 +94,6 @@ def scores_by_loop(
   Args:
     score: the task's `score`; it receives the predictions as one-hot logits.
     prediction: token ids, int [K, B, T].
-    batch: the B examples.
-    vocab_size: V.
     losses: f32 [K, B, T], nats; without them there is no "loss", which one-hot
       predictions lack.
   """
@@ -115,9 +117,7 @@ def scores_by_loop(
 def means(found: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
   """Weighted means and standard errors over rows, f64 [K], as in evaluations.
 
-  Args:
-    found: values and weights of all rows.
-    rows: mask of the rows to use; no scores if it is empty.
+  `rows` selects the rows to use; without any there are no scores.
   """
   result: dict[str, np.ndarray] = {}
   for name, both in found.items():
@@ -158,7 +158,7 @@ def _run(
   every: bool,
 ) -> Scores:
   """Scores of one run, after every loop or only after its last."""
-  settings, device = evaluated.settings, jax.local_devices()[0]
+  settings = evaluated.settings
   run = jax.jit(
     functools.partial(
       _of_rows,
@@ -168,16 +168,9 @@ def _run(
       every=every,
     )
   )
-  num_rows = len(batch["inputs"])
-  size = min(settings.eval.batch_size, num_rows)
-  chunks = []
-  for start in range(0, num_rows, size):
-    there = (start + np.arange(size)) % num_rows  # One program for all chunks.
-    chunk = {name: x[there] for name, x in batch.items()}
-    found = run(evaluated.params, jax.device_put(chunk, device))
-    chunks.append(jax.device_get(found))
-  return jax.tree.map(
-    lambda *parts: np.concatenate(parts, axis=1)[:, :num_rows], *chunks
+  size = min(settings.eval.batch_size, len(batch["inputs"]))
+  return evaluated_lib.in_batches(
+    functools.partial(run, evaluated.params), batch, size, axis=1
   )
 
 
@@ -257,14 +250,12 @@ def draw_depth(
     for title, unit, found in of_metric
     for of_part, names in _parts(found).items()
   ]
-  num_rows, across = (len(panels) + 1) // 2, min(len(panels), 2)
-  size = (8.5, 4.4) if across == 1 else (11, 3.9 * num_rows)
+  across = min(len(panels), 2)
+  size = (8.5, 4.4) if across == 1 else (11, 3.9 * ((len(panels) + 1) // 2))
   figure = draw.new(*size)
-  grid = figure.subplots(num_rows, across, squeeze=False).ravel()
-  for axes in grid[len(panels) :]:
-    axes.set_visible(False)
+  grid = draw.panels(figure, len(panels), across)
   colors = dict(zip(headline, itertools.cycle(draw.SCORE_COLORS)))
-  for axes, (title, unit, names) in zip(grid, panels, strict=False):
+  for axes, (title, unit, names) in zip(grid, panels, strict=True):
     for index, name in enumerate(names):
       other = _OTHER_COLORS[index % len(_OTHER_COLORS)]
       _draw_line(axes, vectors, name, num_loops, colors.get(name, other))
@@ -282,11 +273,7 @@ def draw_depth(
 
 
 def _parts(names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-  """The lines of each panel, by the suffix of its title.
-
-  Args:
-    names: "<score>" or "<split>/<score>", all of one unit.
-  """
+  """Lines of one unit, "<score>" or "<split>/<score>", by suffix of a title."""
   if len(names) <= draw.MOST_LINES:
     return {"": names}
   held_out = [name for name in names if name.startswith("test_")] or names

@@ -36,36 +36,23 @@ def steps_taken(weight: np.ndarray) -> np.ndarray:
 
 
 def expected_steps(weight: np.ndarray) -> np.ndarray:
-  """sum_k k w_k, in steps from 1: for rules that never stop (PonderNet).
+  """sum_k k w_k, in steps from 1, f32 [...]; w_k is f32 [K, ...].
 
-  Args:
-    weight: w_k, f32 [K, ...].
-
-  Returns:
-    f32 [...].
+  For rules that never stop (PonderNet).
   """
   steps = np.arange(1, len(weight) + 1, dtype=weight.dtype)
   return np.tensordot(steps, weight, axes=(0, 0))
 
 
-def histogram(
-  steps: np.ndarray, num_loops: int, num_memory: int
-) -> dict[str, np.ndarray]:
-  """Share of tokens that took 1, 2, ..., K steps.
-
-  Args:
-    steps: [B, S], memory tokens first; rounded to whole steps.
-    num_loops: K.
-    num_memory: M.
-
-  Returns:
-    "cells" and, if there are memory tokens, "memory": f64 [K], each sums to 1.
-  """
+def by_kind(steps: np.ndarray, num_memory: int) -> dict[str, np.ndarray]:
+  """Steps [B, S], memory first, of "cells" and, if there are any, "memory"."""
   parts = {"cells": steps[:, num_memory:]}
   if num_memory:
     parts["memory"] = steps[:, :num_memory]
-  whole = {name: np.rint(part).astype(int) for name, part in parts.items()}
-  return {
-    name: np.bincount(part.ravel(), minlength=num_loops + 1)[1:] / part.size
-    for name, part in whole.items()
-  }
+  return parts
+
+
+def histogram(steps: np.ndarray, num_loops: int) -> np.ndarray:
+  """Share of tokens that took 1, 2, ..., K whole steps, f64 [K]."""
+  whole = np.rint(steps).astype(int).ravel()
+  return np.bincount(whole, minlength=num_loops + 1)[1:] / whole.size

@@ -20,9 +20,6 @@ def losses(rows: series.Rows) -> np.ndarray:
   after the minimum, half-way from the minimum to the last evaluation; the loss
   is interpolated between the adjacent evaluations. NaN without a loss, and for
   a layer that rises by less than LEAST_RISE.
-
-  Args:
-    rows: rows of metrics.jsonl.
   """
   expected, loss = _evaluated(rows)
   return np.array([_of_layer(layer, loss) for layer in expected.T])
@@ -34,12 +31,8 @@ def shuffled(
   """A control for `losses`: iterations in random order, f64 [draws, L].
 
   With a falling loss, any rise after a minimum is at a lower loss. Results of
-  `losses` are therefore meaningful only as far as they differ from these.
-
-  Args:
-    rows: rows of metrics.jsonl.
-    draws: number of random orders.
-    rng: random number generator; the layers of a draw share one order.
+  `losses` are therefore meaningful only as far as they differ from these. The
+  layers of a draw share one order.
   """
   expected, loss = _evaluated(rows)
   orders = [rng.permutation(len(loss)) for _ in range(draws)]
@@ -49,9 +42,10 @@ def shuffled(
 
 def _evaluated(rows: series.Rows) -> tuple[np.ndarray, np.ndarray]:
   """Iterations [E, L] and the loss [E] of the evaluations that have both."""
-  measured, expected = series.by_layer(rows, "validation", "ponder_steps")
-  steps, loss = series.scalar(rows, "validation", "loss")
-  return expected[np.isin(measured, steps)], loss[np.isin(steps, measured)]
+  return series.together(
+    series.by_layer(rows, "validation", "ponder_steps"),
+    series.scalar(rows, "validation", "loss"),
+  )
 
 
 def _of_layer(expected: np.ndarray, loss: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Reading CSV files, every error in them, and the cache."""
+"""The packaged puzzles; CSV files, every error in them, and the cache."""
 
 import builtins
 import gzip
@@ -11,10 +11,128 @@ import numpy as np
 import pytest
 
 from loopjax import errors
-from loopjax.data.sudoku import bank, files
 from loopjax.data.sudoku import board as board_lib
+from loopjax.data.sudoku import (
+  generator,
+  solver,
+  symmetry,
+  task,
+)
+from loopjax.data.sudoku import puzzles as puzzles_lib
 
 BOARD = board_lib.Board(2, 2)
+NUM_PUZZLES = {
+  board_lib.Board(2, 2): 2000,
+  board_lib.Board(2, 3): 20000,
+  board_lib.Board(3, 3): 24000,
+}
+
+
+def boards(puzzles, board=BOARD):
+  return puzzles_lib.unpack(board, puzzles.givens, puzzles.answers)
+
+
+each_board = pytest.mark.parametrize("board", NUM_PUZZLES, ids=str)
+
+
+def test_file_is_small():
+  assert puzzles_lib.PATH.stat().st_size <= 2_000_000
+
+
+@each_board
+def test_all_puzzles_are_sound_and_distinct(board):
+  puzzles = puzzles_lib.load_bank(board)
+  num = NUM_PUZZLES[board]
+  questions, answers = boards(puzzles, board)
+  for cells in (questions, answers):
+    assert cells.shape == (num, board.num_cells) and cells.dtype == np.uint8
+  assert puzzles.ratings.shape == puzzles.source_ids.shape == (num,)
+  assert puzzles.ratings.dtype == puzzles.source_ids.dtype == np.int32
+  assert puzzles.sources == ("bank",) and not puzzles.source_ids.any()
+  assert board_lib.is_solution(board, answers).all()
+  given = questions != 0
+  assert (questions == answers * given).all()
+  assert len(np.unique(questions, axis=0)) == num
+
+
+@each_board
+def test_a_sample_has_one_solution_and_the_stored_rating(board):
+  puzzles = puzzles_lib.load_bank(board)
+  some = np.random.default_rng(0).choice(NUM_PUZZLES[board], 200, False)
+  questions, answers = puzzles_lib.unpack(
+    board, puzzles.givens[some], puzzles.answers[some]
+  )
+  result = solver.solve(board, questions)
+  assert (result.num_solutions == 1).all()
+  assert (result.solutions == answers).all()
+  assert (result.guesses == puzzles.ratings[some]).all()
+
+
+@each_board
+def test_splits_are_large_enough_and_disjoint_up_to_symmetry(board):
+  puzzles = puzzles_lib.load_bank(board)
+  test = symmetry.place(puzzles.class_keys) < task.TEST_SHARE
+  assert test.sum() >= (2500 if board.size > 4 else 300)
+  assert (~test).sum() >= (12000 if board.size > 4 else 1000)
+  keys = symmetry.class_key(board, boards(puzzles, board)[1])
+  assert (keys == puzzles.class_keys).all()
+  assert not np.isin(keys[test], keys[~test]).any()
+
+
+def test_9x9_puzzles_are_of_all_difficulties():
+  ratings = puzzles_lib.load_bank(board_lib.Board(3, 3)).ratings
+  for low, high, least in ((0, 0, 4000), (1, 2, 4000), (3, 9, 4000)):
+    assert ((ratings >= low) & (ratings <= high)).sum() >= least
+  assert (ratings >= 10).sum() >= 1000
+
+
+def test_made_saved_and_loaded(tmp_path):
+  """The script's parts, for a size that is not in the puzzles_lib."""
+  board = board_lib.Board(3, 2)
+  rng = np.random.default_rng(0)
+  made = generator.make_puzzles(board, 60, 0.5, 40, rng)
+  assert len(made.ratings) == 40
+  again = generator.make_puzzles(board, 60, 0.5, 40, np.random.default_rng(0))
+  assert (made.givens == again.givens).all()
+  path = tmp_path / "bank.npz"
+  puzzles_lib.save_bank(path, {board: made})
+  loaded = puzzles_lib.load_bank(board, path)
+  for loaded_cells, cells in zip(
+    boards(loaded, board), boards(made, board), strict=True
+  ):
+    assert (loaded_cells == cells).all()
+  assert (loaded.ratings == made.ratings).all()
+
+
+def test_odd_number_of_cells_survives_packing():
+  board = board_lib.Board(3, 3)
+  questions, answers, _ = generator.generate(
+    board, 20, np.random.default_rng(0)
+  )
+  givens, packed, _ = puzzles_lib.pack(board, questions, answers)
+  assert (givens.shape, packed.shape) == ((20, 11), (20, 41))
+  got = puzzles_lib.unpack(board, givens, packed)
+  assert (got[0] == questions).all() and (got[1] == answers).all()
+
+
+def test_the_largest_ratings_are_cut(tmp_path):
+  board = board_lib.Board(2, 2)
+  puzzles = puzzles_lib.load_bank(board)._replace(
+    ratings=np.array([70000] * 2000)
+  )
+  puzzles_lib.save_bank(tmp_path / "bank.npz", {board: puzzles})
+  assert (
+    puzzles_lib.load_bank(board, tmp_path / "bank.npz").ratings == 65535
+  ).all()
+
+
+def test_missing_size_and_missing_file(tmp_path):
+  with pytest.raises(errors.UserError, match="no puzzles with 2x4 boxes"):
+    puzzles_lib.load_bank(board_lib.Board(2, 4))
+  with pytest.raises(errors.UserError, match="generator --out="):
+    puzzles_lib.load_bank(board_lib.Board(3, 3), tmp_path / "none.npz")
+
+
 HEADER = "source,question,answer,rating\n"
 ANSWER = "1234341221434321"
 QUESTION = "1..4.4.2.1.34..1"
@@ -41,16 +159,12 @@ def write(tmp_path):
 def fails(path, *parts, **options):
   """Reads a file; returns the error, one line with all these parts."""
   with pytest.raises(errors.UserError) as caught:
-    files.read(BOARD, path, **options)
+    puzzles_lib.read(BOARD, path, **options)
   message = str(caught.value)
   assert "\n" not in message
   for part in parts:
     assert part in message
   return message
-
-
-def boards(puzzles, board=BOARD):
-  return bank.unpack(board, puzzles.givens, puzzles.answers)
 
 
 def test_reads_plain_and_gzip_whatever_the_name(write):
@@ -62,7 +176,7 @@ def test_reads_plain_and_gzip_whatever_the_name(write):
     write(b"\xef\xbb\xbf" + text.encode() + b"\n\n", "marked.csv"),
   ]
   for path in paths:
-    puzzles = files.read(BOARD, path, check_solutions=True)
+    puzzles = puzzles_lib.read(BOARD, path, check_solutions=True)
     expected = [int(c) for c in QUESTION.replace(".", "0")]
     questions, answers = boards(puzzles)
     assert questions.tolist() == [expected, expected]
@@ -121,7 +235,7 @@ def test_files_that_cannot_be_read(write, kept, content, message):
 
 def test_a_header_in_capitals_and_with_spaces(write):
   path = write("Source, Question , ANSWER,rating\n" + GOOD)
-  assert len(files.read(BOARD, path).ratings) == 1
+  assert len(puzzles_lib.read(BOARD, path).ratings) == 1
 
 
 def test_paths_that_are_none(tmp_path):
@@ -155,7 +269,7 @@ BAD_ROWS = {
 def test_bad_row(write, message, row):
   path = write(HEADER + GOOD + GOOD + row + "\n" + GOOD)
   fails(path, f"{path}:4: {message}")
-  puzzles = files.read(BOARD, path, on_bad_row="skip")
+  puzzles = puzzles_lib.read(BOARD, path, on_bad_row="skip")
   assert puzzles.num_skipped == 1
   assert puzzles.ratings.tolist() == [3, 3, 3]
   assert (boards(puzzles)[0] == boards(puzzles)[0][0]).all()
@@ -165,10 +279,10 @@ def test_bad_row(write, message, row):
 def test_number_of_solutions_on_request(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
-  assert files.read(BOARD, path).num_skipped == 0
+  assert puzzles_lib.read(BOARD, path).num_skipped == 0
   message = f"{path}:3: the question has more than one solution"
   fails(path, message, check_solutions=True)
-  puzzles = files.read(BOARD, path, "skip", check_solutions=True)
+  puzzles = puzzles_lib.read(BOARD, path, "skip", check_solutions=True)
   assert puzzles.num_skipped == 1
   path = write(HEADER + f"mine,{'.' * 16},{ANSWER[:-1]}2,0\n")
   fails(path, "the answer is not a solution", check_solutions=True)
@@ -184,13 +298,13 @@ def test_the_first_bad_row_is_reported(write):
   rows = list(BAD_ROWS.values())
   path = write(HEADER + GOOD + "\n" + "\n".join(rows[::-1]) + "\n")
   fails(path, f"{path}:4: the rating exceeds")
-  assert files.read(BOARD, path, "skip").num_skipped == len(rows)
+  assert puzzles_lib.read(BOARD, path, "skip").num_skipped == len(rows)
 
 
 def test_lines_are_counted_across_quoted_line_breaks(write):
   path = write(HEADER + '"a\nb"' + GOOD[4:] + "bad\n")
   fails(path, f"{path}:4: has 1 fields")
-  assert files.read(BOARD, path, "skip").sources == ("a\nb",)
+  assert puzzles_lib.read(BOARD, path, "skip").sources == ("a\nb",)
 
 
 def test_no_row_can_be_used(write):
@@ -204,7 +318,7 @@ def test_file_errors_are_not_skipped(write):
 
 def test_board_of_another_size(write):
   with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
-    files.read(board_lib.Board(3, 3), write(HEADER + GOOD))
+    puzzles_lib.read(board_lib.Board(3, 3), write(HEADER + GOOD))
 
 
 def test_hub_without_the_package(monkeypatch):
@@ -234,7 +348,7 @@ def test_hub_download(monkeypatch, write):
 
   fake = types.SimpleNamespace(hf_hub_download=download)
   monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-  puzzles = files.read(BOARD, "hf://owner/name/folder/a.csv")
+  puzzles = puzzles_lib.read(BOARD, "hf://owner/name/folder/a.csv")
   assert len(puzzles.ratings) == 1
   assert asked == [
     {
@@ -248,7 +362,7 @@ def test_hub_download(monkeypatch, write):
 def large(num, replaced=None):
   """A file of `num` packaged 6x6 puzzles with some lines replaced."""
   board = board_lib.Board(2, 3)
-  questions, answers = boards(bank.load_bank(board), board)
+  questions, answers = boards(puzzles_lib.load_bank(board), board)
   text = [
     f"s{i % 3},{''.join(map(str, question))},{''.join(map(str, answer))},{i}"
     for i, (question, answer) in enumerate(
@@ -262,44 +376,44 @@ def large(num, replaced=None):
 
 def test_a_file_of_many_chunks(write, monkeypatch):
   """Another board size, with a partial last chunk."""
-  monkeypatch.setattr(files, "_CHUNK", 64)
+  monkeypatch.setattr(puzzles_lib, "_CHUNK", 64)
   board, questions, answers, text = large(200)
   for path in (write(text), write(gzip.compress(text.encode()), "packed")):
-    puzzles = files.read(board, path)
+    puzzles = puzzles_lib.read(board, path)
     got = boards(puzzles, board)
     assert (got[0] == questions[:200]).all()
     assert (got[1] == answers[:200]).all()
     assert puzzles.ratings.tolist() == list(range(200))
     assert puzzles.source_ids.tolist() == [i % 3 for i in range(200)]
-    keys = bank.load_bank(board).class_keys[:200]
+    keys = puzzles_lib.load_bank(board).class_keys[:200]
     assert (puzzles.class_keys == keys).all()
 
 
 @pytest.mark.parametrize("line", [64, 65, 66, 129, 201])
 def test_a_bad_row_at_the_edge_of_a_chunk(write, monkeypatch, line):
   """The first chunk of 64 rows ends with line 65."""
-  monkeypatch.setattr(files, "_CHUNK", 64)
+  monkeypatch.setattr(puzzles_lib, "_CHUNK", 64)
   board, _, _, text = large(200, {line: "bad"})
   path = write(text)
   for _ in range(2):  # Errors are not cached.
     with pytest.raises(errors.UserError, match=f"puzzles.csv:{line}: has 1"):
-      files.read(board, path)
-  puzzles = files.read(board, path, "skip")
+      puzzles_lib.read(board, path)
+  puzzles = puzzles_lib.read(board, path, "skip")
   assert puzzles.num_skipped == 1
   expected = [i for i in range(200) if i != line - 2]
   assert puzzles.ratings.tolist() == expected
   # The cache now has the result of "skip".
   with pytest.raises(errors.UserError, match=f"puzzles.csv:{line}: has 1"):
-    files.read(board, path)
+    puzzles_lib.read(board, path)
 
 
 def test_a_file_is_parsed_once(write, monkeypatch, capsys):
   path = write(HEADER + GOOD)
-  first = files.read(BOARD, path)
+  first = puzzles_lib.read(BOARD, path)
   assert capsys.readouterr().out.startswith(f"{path}: reading, checking and ")
-  monkeypatch.setattr(files, "_write", None)  # Not called again.
+  monkeypatch.setattr(puzzles_lib, "_write", None)  # Not called again.
   copy = path.rename(path.with_name("renamed.csv"))
-  again = files.read(BOARD, copy)
+  again = puzzles_lib.read(BOARD, copy)
   for name, column in first._asdict().items():
     np.testing.assert_array_equal(column, getattr(again, name))
   assert capsys.readouterr().out == ""
@@ -308,24 +422,24 @@ def test_a_file_is_parsed_once(write, monkeypatch, capsys):
 def test_what_changes_the_result_is_read_anew(write):
   several = f"mine,{'.' * 16},{ANSWER},0\n"
   path = write(HEADER + GOOD + several)
-  assert len(files.read(BOARD, path).ratings) == 2
+  assert len(puzzles_lib.read(BOARD, path).ratings) == 2
   fails(path, "more than one solution", check_solutions=True)
   path = write(HEADER + GOOD)
-  assert len(files.read(BOARD, path).ratings) == 1
+  assert len(puzzles_lib.read(BOARD, path).ratings) == 1
   with pytest.raises(errors.UserError, match="has 16 cells; expected 81"):
-    files.read(board_lib.Board(3, 3), path)
+    puzzles_lib.read(board_lib.Board(3, 3), path)
 
 
-@pytest.mark.parametrize("name", [*files._COLUMNS, "facts.json"])
+@pytest.mark.parametrize("name", [*puzzles_lib._COLUMNS, "facts.json"])
 def test_a_kept_file_that_changed_is_noticed(write, kept, name):
   path = write(HEADER + GOOD)
   # Copies, because results are memory-mapped from these files.
-  expected = [np.array(column) for column in files.read(BOARD, path)]
+  expected = [np.array(column) for column in puzzles_lib.read(BOARD, path)]
   (entry,) = kept.glob("[!.]*")
   content = bytearray((entry / name).read_bytes())
   content[-1] ^= 1
   (entry / name).write_bytes(content)
-  for got, column in zip(files.read(BOARD, path), expected, strict=True):
+  for got, column in zip(puzzles_lib.read(BOARD, path), expected, strict=True):
     np.testing.assert_array_equal(got, column)
 
 
@@ -341,7 +455,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(write, kept, monkeypatch):
   fails(path, "cannot be written (No space left on device)", "XDG_CACHE_HOME")
   monkeypatch.setattr(builtins, "open", opened)
   assert [file.suffix for file in kept.iterdir()] == [".lock"]
-  assert len(files.read(BOARD, path).ratings) == 1
+  assert len(puzzles_lib.read(BOARD, path).ratings) == 1
 
 
 def test_a_file_that_changes_meanwhile_is_not_kept(write, kept, monkeypatch):
@@ -351,8 +465,8 @@ def test_a_file_that_changes_meanwhile_is_not_kept(write, kept, monkeypatch):
     written(*arguments)
     path.write_text(HEADER + GOOD + GOOD)
 
-  written = files._write
-  monkeypatch.setattr(files, "_write", write_and_change)
+  written = puzzles_lib._write
+  monkeypatch.setattr(puzzles_lib, "_write", write_and_change)
   fails(path, f"{path}: changed while it was being")
   assert not any(kept.glob("[!.]*"))
 
@@ -363,5 +477,5 @@ def test_real_file(name):
   path = pathlib.Path(folder or "", "sudoku", f"{name}.csv.gz")
   if not folder or not path.exists():
     pytest.skip(f"needs LOOPJAX_DATA with sudoku/{name}.csv.gz")
-  puzzles = files.read(board_lib.Board(3, 3), path)
+  puzzles = puzzles_lib.read(board_lib.Board(3, 3), path)
   assert len(puzzles.ratings) > 1000 and puzzles.num_skipped == 0

@@ -1,1 +1,0 @@
-"""What a trained model computes from loop to loop."""

@@ -1,1 +1,0 @@
-"""Counts from the text of a compiled program, which `hlo` parses."""
