@@ -124,7 +124,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 def _retrofit(config, once, grows) -> list[dict]:
   """Loops in a trained transformer: untrained, further trained, and without."""
   once = {**once, "model.norm_order": "pre", "model.prelude_norm": False}
-  source = {"run.init_from": config.run.init_from or WorkdirOf(0)}
+  source = {"run.init_from": WorkdirOf(0)}
   damped = {  # One step at rate 0.
     **once, **source, "model.update": "damped",
     "run.num_steps": 1, "run.steps_per_call": 1, "run.log_every": 1,
@@ -137,6 +137,5 @@ def _retrofit(config, once, grows) -> list[dict]:
     "model.update": "gate", "model.num_loops": config.model.num_loops,
   }  # fmt: skip
   loops = config_lib.axis("model.num_loops", 1, 2, 4, 8)
-  first = [] if config.run.init_from else [once]
   still = config_lib.product([damped], loops)
-  return [*first, *still, gate, {**once, **source}]
+  return [once, *still, gate, {**once, **source}]

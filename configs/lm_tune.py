@@ -9,6 +9,9 @@ of rank 16 beside the frozen matrices (docs/hub.md):
   python -m loopjax.main \
       --config=configs/lm_tune.py:lora,import=SmolLM2-135M,task.train_files=my.txt
 
+The sweep `retrofit`, of what `loopjax hub retrofit` made, trains loops that
+grow, and the same model without loops.
+
 Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
@@ -41,8 +44,35 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
-  """Overrides by sweep and item: all parameters or pairs; the rate."""
-  return {
+  """Overrides by sweep and item: all parameters or pairs; the rate; loops."""
+  result = {
     "methods": [{}, flatten(CHANGES["lora"])],
     "learning_rates": _COMMON["learning_rates"](config),
   }
+  if config.model.name == "recurrent":
+    seeds = config_lib.axis("run.seed", 0, 1)
+    result["retrofit"] = config_lib.product(_retrofit(config), seeds)
+  return result
+
+
+def _retrofit(config) -> list[dict]:
+  """Loops that grow, and none for as many steps or layer applications."""
+  model, most = config.model, config.model.num_loops
+  stages = max(1, most // 4), max(1, most // 2), most
+  grows = {
+    "model.growth_steps": tuple(presets.steps(config, n, 3) for n in (1, 2)),
+    "model.growth_loops": stages[:2], "optim.rates": ("update_share=10",),
+  }  # fmt: skip
+  # Without loops, the gate never moves: any number of them changes nothing.
+  once = {"model.num_loops": 1}
+  one_pass = model.num_prelude + model.num_layers + model.num_coda
+  applied = sum(one_pass + model.num_layers * (k - 1) for k in stages)
+  longer = {
+    **once,
+    "run.num_steps": presets.steps(config, applied, 3 * one_pass),
+  }
+  lora = flatten(CHANGES["lora"])
+  return [
+    grows, once, longer, {**grows, **lora, "optim.lora_whole": "update_share"},
+    {**once, **lora}, {**longer, **lora},
+  ]  # fmt: skip

@@ -18,6 +18,10 @@ PAGES = [
   ROOT / "notebooks/README.md",
   *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# Settings of a model that `hub retrofit` made, which one sweep imports.
+RETROFITTED = {
+  "model.name": "recurrent", "model.update": "gate", "model.depth": "fixed",
+}  # fmt: skip
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 

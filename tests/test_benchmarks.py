@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 
@@ -34,3 +35,18 @@ def test_the_benchmark_of_training_reports_device_loop_and_host():
   assert 0 < report["compile_seconds"] < report["start_seconds"]
   rate = report["matrix_share"] * report["matrix_gflops"]
   assert 0 < rate < 1.1 * report["matrix_gflops"]
+
+
+def test_passages_are_disjoint_lines_of_the_book_alone():
+  passages = runpy.run_path(str(ROOT / "benchmarks/make_passages.py"))
+  lines = [f"line {i} of a book\n" for i in range(200)]
+  header = "A header\n*** START OF THIS BOOK ***\n"
+  text = header + "".join(lines) + "*** END OF THIS BOOK ***\nA licence\n"
+  found = passages["passages"](text, 10, 50)
+  assert len(found) == 10
+  assert all(x.startswith("line") and 35 < len(x) < 50 for x in found)
+  numbers = [int(line.split()[1]) for x in found for line in x.splitlines()]
+  assert numbers == sorted(set(numbers))
+  assert numbers[0] < 3 and numbers[-1] > 170
+  with pytest.raises(ValueError, match="beyond the text's end"):
+    passages["passages"](text, 10, 600)

@@ -13,6 +13,7 @@ from docs_examples import (
   NAMES,
   PAGES,
   RESULTS,
+  RETROFITTED,
   anchors_of,
   commands_of,
   links_of,
@@ -84,6 +85,8 @@ def _check_config(command) -> None:
   assert (ROOT / path).exists(), file
   argument = re.sub("import=[^,]+", "import=zoo:novels", argument)
   config = load_config(path.stem, argument)
+  if "--sweep=retrofit" in command.words:
+    config_lib.override(config, RETROFITTED)
   for word in command.words:
     if found := re.match(r"--config\.([\w.]+)=(.*)", word):
       key, text = found.groups()

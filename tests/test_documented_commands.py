@@ -12,7 +12,7 @@ import re
 from unittest import mock
 
 import pytest
-from docs_examples import NAMES, PAGES, commands_of
+from docs_examples import NAMES, PAGES, RETROFITTED, commands_of
 from tests_support import ROOT, command
 
 from loopjax import config as config_lib
@@ -52,6 +52,8 @@ def start(module, arguments, directory):
     there = contextlib.nullcontext()
     if any("import=" in argument for argument in arguments):
       made = config_lib.make("looped", "text")
+      if "--sweep=retrofit" in arguments:
+        config_lib.override(made, RETROFITTED)
       there = mock.patch("loopjax.config.config_of_run", return_value=made)
     with there:
       assert command(program(module).main, *arguments, directory=directory) == 0

@@ -97,9 +97,17 @@ def _add_retrofit(commands: Any) -> None:
     "--update",
     choices=retrofit_lib.UPDATES,
     default="gate",
-    help="how a loop's output updates the state [gate]",
+    help="how a loop's output updates the state, or 'relaxed': loops replace"
+    " the layers [gate]",
   )
   loops.add_argument("--num_loops", type=int, default=4, help="loops [4]")
+  loops.add_argument(
+    "--relaxed_rank",
+    type=int,
+    default=0,
+    help="with --update=relaxed, the rank of what each loop adds to the shared"
+    " matrices",
+  )
   loops.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
 
 

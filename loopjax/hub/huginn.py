@@ -95,7 +95,7 @@ def _config(model: recurrent.Config, vocab_size: int) -> dict[str, Any]:
   require(
     model, mlp="swiglu", norm_order="sum", injection="linear", qk_norm=False,
     value_bias=False, prelude_norm=False, loop_norm="coda", state="normal",
-    update="replace",
+    update="replace", relaxed_rank=0,
   )  # fmt: skip
   shape, width = model.block_shape(), model.width
   if shape.head_width * shape.num_heads != width:

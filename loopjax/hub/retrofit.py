@@ -5,6 +5,8 @@ of the family `recurrent` with the same outputs. With "gate" they are the same
 for any number of loops: from the second on, the state moves by a learned share
 of each feature, initially 0. With "damped", h + (core(h) - h) / K (arXiv
 2605.23872), they are the same for one loop, and more loops need no training.
+With "relaxed", K loops replace the layers, and each adds matrices of low rank
+to the shared ones (`loop.relaxed`).
 """
 
 import pathlib
@@ -18,13 +20,14 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
+from loopjax.loop import relaxed
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
 from loopjax.sections import flatten
 from loopjax.types import PRECISIONS
 
-UPDATES = ("gate", "damped")
+UPDATES = ("gate", "damped", "relaxed")
 # What a model of the family `recurrent` has if it is a transformer.
 _TRANSFORMER = {
   "num_loops": 1,
@@ -33,6 +36,7 @@ _TRANSFORMER = {
   "prelude_norm": False,
   "loop_norm": "final_only",
   "update": "replace",
+  "relaxed_rank": 0,
 }
 
 
@@ -43,12 +47,14 @@ class Retrofit(NamedTuple):
     core: "s:t", the layers in the loop: s, ..., t - 1, counted from 0.
     update: one of UPDATES.
     num_loops: K of the new model.
+    relaxed_rank: rank of what each loop adds, with "relaxed".
     checkpoint: step of a run; None for the newest.
   """
 
   core: str
   update: str = "gate"
   num_loops: int = 4
+  relaxed_rank: int = 0
   checkpoint: int | None = None
 
 
@@ -64,9 +70,15 @@ def retrofit(
     options: how to make the loop.
 
   Raises:
-    UserError: the source cannot be read, already has loops, or has unsupported
-      layers; nothing is written then.
+    UserError: the source cannot be read, already has loops or has unsupported
+      layers, or the options do not fit; nothing is written then.
   """
+  relaxes = options.update == "relaxed"
+  if relaxes != (options.relaxed_rank > 0):
+    raise UserError(
+      f"--update={options.update} and --relaxed_rank={options.relaxed_rank}:"
+      " 'relaxed' needs a rank, and only 'relaxed' has one"
+    )
   if (workdir / "config.json").exists():
     raise UserError(f"{workdir}: already contains a run")
   config, params, folder = read_source(source, options.checkpoint)
@@ -76,11 +88,20 @@ def retrofit(
   except UserError as error:
     raise UserError(f"{source}: {error}") from error
   start, end = _core(options.core, num_layers)
+  if relaxes and (end - start) % options.num_loops:
+    raise UserError(
+      f"--core={options.core}: {end - start} layers cannot be replaced by"
+      f" --num_loops={options.num_loops} loops of as many layers each"
+    )
   settings = _set_loop(config, start, end, num_layers, options)
   target = convert.abstract_params(settings)
 
   def make(params: Any) -> Any:
     made = _split(_plain(old.name, params), start, end)
+    if relaxes:
+      made["layers"], made["differences"] = relaxed.split(
+        made["layers"], options.num_loops, options.relaxed_rank
+      )
     made["update_share"] = jnp.zeros(
       old.width, PRECISIONS[old.precision].params
     )
@@ -188,15 +209,16 @@ def _set_loop(
   options: Retrofit,
 ) -> config_lib.Settings:
   """Changes a config to the looped model's; returns its settings."""
-  model = config.model
+  model, relaxes = config.model, options.update == "relaxed"
   values = {
     **_TRANSFORMER,
     "norm_order": model.norm_order,
     "num_prelude": start,
-    "num_layers": end - start,
+    "num_layers": (end - start) // (options.num_loops if relaxes else 1),
     "num_coda": num_layers - end,
     "num_loops": options.num_loops,
-    "update": options.update,
+    "update": "replace" if relaxes else options.update,
+    "relaxed_rank": options.relaxed_rank,
     "depth": "fixed",
     "num_with_gradient": 0,
     "growth_steps": (),

@@ -109,6 +109,36 @@ def test_a_damped_loop_is_the_transformer_with_one_loop(tmp_path):
 
 
 @pytest.mark.long
+def test_relaxed_loops_of_full_rank_are_the_layers_they_replace(tmp_path):
+  source, expected = source_of("looped", tmp_path / "run")
+  far = []
+  for rank in (8, 16):
+    out = tmp_path / f"rank_{rank}"
+    retrofit(source, out, Retrofit("0:4", "relaxed", 2, relaxed_rank=rank))
+    far.append(np.max(np.abs(logits_of(out) - expected)))
+  assert far[0] > 1e-2 and far[1] < 1e-5
+
+
+@pytest.mark.parametrize(
+  ("how", "message"),
+  [
+    (Retrofit("0:3", "relaxed", 2, relaxed_rank=1), "3 layers cannot be"),
+    (Retrofit("0:4", "relaxed", 2), "'relaxed' needs a rank"),
+    (Retrofit("0:4", relaxed_rank=1), "only 'relaxed' has one"),
+  ],
+)
+def test_relaxed_loops_need_a_rank_and_layers(
+  how, message, tmp_path, monkeypatch
+):
+  config, _ = settings_of("looped")
+  monkeypatch.setattr(
+    retrofit_lib, "read_source", lambda *_: (config, {}, None)
+  )
+  with pytest.raises(UserError, match=message):
+    retrofit(tmp_path / "run", tmp_path / "loops", how)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["import", "directly"])
 def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
   """With its tokenizer and end token."""

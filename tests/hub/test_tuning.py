@@ -18,6 +18,7 @@ from loopjax.hub import convert
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.run import naming
 from loopjax.saved import language_model, trained
+from loopjax.sweep import items as items_lib
 
 CONFIG = f"--config={ROOT / 'configs' / 'lm_tune.py'}:smoke"
 VOCABULARY = (
@@ -210,3 +211,27 @@ def test_a_python_program_trains_an_imported_model(folder, tmp_path):
   again = loopjax.load(tmp_path / "tuned")
   np.testing.assert_array_equal(again.logits(rows), tuned.logits(rows))
   assert (tmp_path / "tuned" / "hub" / "tokenizer.json").is_file()
+
+
+def test_the_sweep_retrofit_trains_as_many_layer_applications(monkeypatch):
+  """Of two layers, one in a loop that grows to four; and pairs beside it."""
+  made = config_lib.make("recurrent", "text")
+  config_lib.override(made, {
+    "model.num_prelude": 1, "model.num_layers": 1, "model.num_coda": 0,
+    "model.loop_norm": "final_only", "model.update": "gate",
+    "model.num_loops": 4, "model.depth": "fixed", "model.num_with_gradient": 0,
+  })  # fmt: skip
+  monkeypatch.setattr(config_lib, "config_of_run", lambda *_: made)
+  config = config_of("runs/loops", "run.num_steps=30")
+  sweeps = items_lib.load_sweeps(CONFIG.partition("=")[2])
+  items = items_lib.make_items(config, sweeps, "retrofit", {})
+  assert [item.config["run"]["seed"] for item in items] == 6 * [0, 1]
+  found = [item.config for item in items[::2]]
+  # (1 + 2 + 4) / 3 applications of one layer, and one of the other.
+  steps = [30, 30, 50]
+  assert [x["run"]["num_steps"] for x in found] == [*steps, *steps]
+  assert [x["model"]["num_loops"] for x in found] == 2 * [4, 1, 1]
+  assert [x["model"]["growth_loops"] for x in found] == 2 * [[1, 2], [], []]
+  assert [x["model"]["growth_steps"] for x in found[::3]] == 2 * [[10, 20]]
+  assert [x["optim"]["lora_rank"] for x in found] == [0, 0, 0, 16, 16, 16]
+  assert {x["run"]["init_from"] for x in found} == {"runs/loops"}

@@ -121,7 +121,7 @@ VALUES = {
   "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
   "depth": ("poisson", "uniform"), "depth_sigma": (1.5,), "calibrated": (True,),
   "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
-  "growth_steps": ((7,),), "growth_loops": ((2,),),
+  "growth_steps": ((7,),), "growth_loops": ((2,),), "relaxed_rank": (2,),
   # LoopFormer.
   "short_weight": (0.5,), "consistency_weight": (0.5,),
   # Adaptive loops and memory.

@@ -1,7 +1,6 @@
 """Recurrent depth: prelude, core and coda (arXiv 2502.05171 and others)."""
 
 from loopjax.models import exiting
-from loopjax.models.reading import unstacked
 from loopjax.models.recurrent.config import GROUPS, Config, costs
 from loopjax.models.recurrent.model import TRACES, Model
 from loopjax.models.recurrent.reading import (
@@ -10,6 +9,7 @@ from loopjax.models.recurrent.reading import (
   empty_cache,
   read,
   reads_out_every_loop,
+  unstacked,
 )
 from loopjax.models.recurrent.training import check_schedule, loss
 from loopjax.nn.attention import parts

@@ -27,6 +27,7 @@ GROUPS = {
     "growth_steps", "growth_loops",
   ),
   "gradient": ("num_with_gradient",),
+  "sharing": ("relaxed_rank",),
   "embedding": ("input_scale", "tied"),
 }  # fmt: skip
 
@@ -72,6 +73,8 @@ class Config(stack.StackConfig):
     growth_steps, growth_loops: a fixed depth that grows: growth_loops[i] loops
       before step growth_steps[i], then K.
     num_with_gradient: b, number of last loops with a gradient; 0 for all.
+    relaxed_rank: rank of what each of the K loops adds to every matrix of the
+      core, see `loop.relaxed`; 0: all loops have the same parameters.
     input_scale: factor of embedded tokens.
     tied: whether the output layer uses the embedding table or a separate one.
   """
@@ -99,6 +102,7 @@ class Config(stack.StackConfig):
   growth_steps: tuple[int, ...] = ()
   growth_loops: tuple[int, ...] = ()
   num_with_gradient: int = 8
+  relaxed_rank: int = 0
   input_scale: float = 1.0
   tied: bool = True
 
@@ -118,7 +122,7 @@ class Config(stack.StackConfig):
     injection.check(self.injection)
     checks.at_least(
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
-      num_with_gradient=0, depth_sigma=0, state_std=0,
+      num_with_gradient=0, depth_sigma=0, state_std=0, relaxed_rank=0,
     )  # fmt: skip
     drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")
@@ -145,9 +149,24 @@ class Config(stack.StackConfig):
         "model.depth='learned' needs model.depth_per='row'",
         (Moot("model.depth_per", "row", ("model.depth",)),),
       )
+    if self.relaxed_rank and self.depth != "fixed":
+      raise UserError(
+        f"model.relaxed_rank={self.relaxed_rank} needs model.depth='fixed'",
+        (Moot("model.depth", "fixed", ("model.relaxed_rank",)),),
+      )
+    self.check_loops(max(self.growth_loops, default=1))
     if self.loop_norm == "coda" and not self.num_coda:
       raise UserError(
         "model.loop_norm='coda' needs model.num_coda of at least 1"
+      )
+
+  def check_loops(self, num_loops: int) -> None:
+    """Raises UserError if there is no difference for so many loops."""
+    if self.relaxed_rank and num_loops > self.num_loops:
+      raise UserError(
+        f"{num_loops} loops are more than model.num_loops={self.num_loops}:"
+        f" with model.relaxed_rank={self.relaxed_rank} each has parameters of"
+        " its own"
       )
 
   def depths(self) -> np.ndarray:
@@ -168,8 +187,13 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Also FLOPs of a training step: three forward passes for parts with a gradient,
   one for parts without; the mean over depths.
 
-  A multiply-add counts as two; point-wise operations are not counted.
+  A multiply-add counts as two; point-wise operations, and the sums of
+  `loop.relaxed`, once for all tokens, are not counted.
+
+  Raises:
+    UserError: see `Config.check_loops`.
   """
+  config.check_loops(num_loops)
   shape, tokens = config.block_shape(), spec.sequence_length
   layer = block.flops(shape, tokens)
   once = (config.num_prelude + config.num_coda) * layer

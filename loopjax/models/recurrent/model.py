@@ -14,10 +14,11 @@ from flax import nnx
 
 from loopjax import sharding
 from loopjax.loop import depth as depth_lib
-from loopjax.loop import driver, injection
+from loopjax.loop import driver, injection, relaxed
 from loopjax.models import causal, every_loop
 from loopjax.models.recurrent.config import Config
 from loopjax.nn import norm, stack
+from loopjax.nn.attention.cache import Cache
 from loopjax.nn.attention.parts import PartsCache
 from loopjax.nn.keys import dropout, fold_in, normal_by_token
 from loopjax.types import (
@@ -54,6 +55,14 @@ class Model(nnx.Module):
     if config.num_prelude:
       self.prelude = causal.layers(config, config.num_prelude, options, rngs)
     self.layers = causal.layers(config, config.num_layers, options, rngs)
+    if config.relaxed_rank:
+      _, shared = nnx.split(self.layers)
+      self.differences = relaxed.Differences(
+        nnx.to_pure_dict(shared),
+        config.num_loops,
+        config.relaxed_rank,
+        rngs.params(),
+      )
     if config.num_coda:
       self.coda = causal.layers(config, config.num_coda, options, rngs)
     if config.prelude_norm:
@@ -102,6 +111,8 @@ class Model(nnx.Module):
         records after every loop, by a coda of its own, [K, B, ...].
     """
     of_core: Any = cache and cache.core
+    if num_loops is not None:
+      self.config.check_loops(num_loops)
     call = causal.begin(
       self, inputs, num_loops, kind, documents, of_core, valid, keys
     )
@@ -170,8 +181,13 @@ class Model(nnx.Module):
       k: the loop's index, from 0; i32 scalar, or [B] without a cache.
     """
     config, (hidden, cache) = self.config, carry
+    layers: Any = self.layers
+    if config.relaxed_rank:
+      layers = relaxed.of_loop(layers, self.differences, k)
+      if isinstance(cache, Cache) and cache.apart:
+        layers = stack.unstacked(layers)
     new, cache = stack.run_layers(
-      self.layers,
+      layers,
       self.injection(hidden, injected),
       cache,
       call.metadata,

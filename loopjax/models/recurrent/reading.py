@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from loopjax.errors import UserError
 from loopjax.loop import exits
-from loopjax.models import causal, exiting
+from loopjax.models import causal, exiting, reading
 from loopjax.models.recurrent.model import Model
 from loopjax.nn.attention import parts
 from loopjax.nn.attention.parts import PartsCache
@@ -24,13 +24,15 @@ def empty_cache(
 ) -> PartsCache:
   """See `Reading.empty_cache`; `kind` is one of `parts.KINDS`."""
   config = model.config
+  num_loops = config.num_loops if num_loops is None else num_loops
+  config.check_loops(num_loops)
   return parts.empty(
     config.block_shape(),
     (config.num_prelude, config.num_layers, config.num_coda),
     batch,
     max_tokens,
     PRECISIONS[config.precision],
-    num_loops=config.num_loops if num_loops is None else num_loops,
+    num_loops=num_loops,
     kind=kind or parts.KINDS[0],
     prompt_tokens=prompt_tokens,
   )
@@ -42,8 +44,17 @@ def reads_out_every_loop(config: Any) -> bool:
 
 
 def check_resumes(config: Any, kind: str) -> None:
-  """See `Exits.check_resumes`: a damped loop depends on how many there are."""
+  """See `Exits.check_resumes`.
+
+  A damped loop depends on how many there are; rows in different loops share the
+  parameters of a call.
+  """
   _check_update(config, "resuming after some loops")
+  if config.relaxed_rank:
+    raise UserError(
+      "resuming after some loops is unsupported with"
+      f" model.relaxed_rank={config.relaxed_rank}: loops differ in parameters"
+    )
   exiting.check_resumes(config, kind)
 
 
@@ -60,6 +71,15 @@ def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
   if rule != "fixed":
     _check_update(config, f"the exit rule {rule!r}")
   exiting.check_ungated(config, rule, kept, kind)
+
+
+def unstacked(model: Model) -> Model:
+  """See `Reading.unstacked`; what loops add is added to the stacked core."""
+  core = model.layers
+  model = reading.unstacked(model)
+  if model.config.relaxed_rank:
+    model.layers = core
+  return model
 
 
 def read(

@@ -1,0 +1,107 @@
+"""Relaxed sharing: each loop adds a matrix of low rank to the shared ones.
+
+Source: Relaxed Recursive Transformers (arXiv 2410.20672): in loop k a shared W
+[inputs, outputs] becomes W + A_k B_k, with A_k [inputs, r] and B_k [r,
+outputs]; from a trained transformer by truncated singular value decompositions
+of what W lacks of the layers that it replaces. Here vectors (gains of norms,
+biases) have a difference of their own in every loop, too, without a rank.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from loopjax.nn import linear
+from loopjax.types import Array
+
+# Parameters of one layer; stacks have a leading axis for the layers.
+_MATRIX = "kernel"
+
+
+class Differences(nnx.Module):
+  """What K loops add to shared layers; initially nothing.
+
+  It has the layers' parameters by the same names: x of every loop [K, ...], or
+  for a kernel "A" [K, L, inputs, r] and "B" [K, L, r, outputs], where r is at
+  most the smaller of both sizes.
+  """
+
+  def __init__(
+    self, layers: Mapping[str, Any], num_loops: int, rank: int, key: Array
+  ):
+    for number, (name, leaf) in enumerate(sorted(layers.items())):
+      own = jax.random.fold_in(key, number)
+      if isinstance(leaf, Mapping):
+        setattr(self, name, Differences(leaf, num_loops, rank, own))
+      elif name == _MATRIX:
+        setattr(self, name, Pair(leaf, num_loops, rank, own))
+      else:
+        zeros = jnp.zeros((num_loops, *leaf.shape), leaf.dtype)
+        setattr(self, name, nnx.Param(zeros))
+
+
+class Pair(nnx.Module):
+  """A, normal with variance 1 / inputs, and B, initially 0."""
+
+  def __init__(self, matrix: Array, num_loops: int, rank: int, key: Array):
+    *stack, inputs, outputs = matrix.shape
+    rank = min(rank, inputs, outputs)
+    drawn = jax.random.normal(key, (num_loops, *stack, inputs, rank))
+    self.A = nnx.Param((drawn / inputs**0.5).astype(matrix.dtype))
+    self.B = nnx.Param(
+      jnp.zeros((num_loops, *stack, rank, outputs), matrix.dtype)
+    )
+
+
+def of_loop(layers: Any, differences: Differences, k: Array | int) -> Any:
+  """The layers of loop k, i32 scalar below K, with their differences."""
+  graphdef, state = nnx.split(layers)
+  added = nnx.to_pure_dict(nnx.state(differences))
+  here = jax.tree.map(lambda x: x[k], added)
+  return nnx.merge(graphdef, _sum(nnx.to_pure_dict(state), here))
+
+
+def _sum(shared: Any, added: Any) -> Any:
+  if isinstance(shared, Mapping):
+    return {name: _sum(x, added[name]) for name, x in shared.items()}
+  if isinstance(added, Mapping):
+    product = jnp.matmul(added["A"], added["B"], precision="highest")
+    whole = linear.dense(shared)  # It may be quantised.
+    return whole + product.astype(whole.dtype)
+  return shared + added
+
+
+def split(layers: Any, num_loops: int, rank: int) -> tuple[Any, Any]:
+  """(shared layers, differences) that approximate trained layers.
+
+  Args:
+    layers: nested dict of stacked parameters [K L, ...].
+    num_loops: K; loop k replaces layers k L to (k + 1) L - 1.
+    rank: r. With the smaller size of every matrix, and in exact numbers, loops
+      are the layers. The shared layers are the means over loops.
+  """
+  blocks = jax.tree.map(
+    lambda x: x.reshape(num_loops, -1, *x.shape[1:]), layers
+  )
+  shared = jax.tree.map(lambda x: jnp.mean(x, axis=0), blocks)
+  return shared, _differences(blocks, shared, rank)
+
+
+def _differences(blocks: Any, shared: Any, rank: int, name: str = "") -> Any:
+  if isinstance(shared, Mapping):
+    return {
+      name: _differences(blocks[name], x, rank, name)
+      for name, x in shared.items()
+    }
+  lacks = blocks - shared[None]
+  if name != _MATRIX:
+    return lacks
+  left, sizes, right = jnp.linalg.svd(lacks, full_matrices=False)
+  root = jnp.sqrt(sizes[..., :rank])
+  return {
+    "A": left[..., :rank] * root[..., None, :],
+    "B": root[..., None] * right[..., :rank, :],
+  }
