@@ -107,6 +107,10 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
     if _is_list(root) and root.is_file():
       plans |= {root.resolve(): _read_plan(root)}
       continue
+    if root.suffix == ".log" and root.with_suffix("").is_dir():
+      continue  # A sweep's log of a run, from a shell's sw/*.
+    if root.is_file():
+      raise UserError(f"{root}: is a file; expected a directory of runs")
     if not root.is_dir():
       near = zoo.suggestion(root)
       raise UserError(f"{root}: there is no such directory{near}")

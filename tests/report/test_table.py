@@ -196,6 +196,10 @@ def test_patterns_match_runs_alone(runs, tmp_path):
     loopjax.table(f"{tmp_path}/none*")
   with pytest.raises(UserError, match="no such directory"):
     loopjax.table(tmp_path / "none")
+  with pytest.raises(UserError, match="n1-s9.log: is a file; expected"):
+    loopjax.table(runs / "n1-s9.log")
+  (runs / "n1-s0.log").write_text("a shell's * names it, too")
+  assert len(loopjax.table([runs / "n1-s0.log", runs / "n1-s0"])) == 1
   with pytest.raises(UserError, match="no runs: name a work directory"):
     loopjax.table([])
 
