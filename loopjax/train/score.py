@@ -1,11 +1,13 @@
 """Scores a trained model: any checkpoint, on any data of its task."""
 
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import ml_collections
 
 from loopjax import config as config_lib
@@ -43,7 +45,8 @@ def score_model(
   settings, workdir = config_lib.resolve(config), zoo.output(source)
   processes.from_process_0(lambda: _check_scoring(settings, source))
   environment, notice = provenance.environment(), preemption.Notice()
-  program, split = program_lib.make_program(settings), settings.eval.split
+  program = program_lib.make_program(settings, _devices(settings))
+  split = settings.eval.split
   dataset = procedure.make_datasets(settings, program.mesh, [split])[split]
   if limit:
     num_batches = -(-limit // settings.eval.batch_size)
@@ -58,6 +61,32 @@ def score_model(
     summary |= environment
     scoring.write(directory, settings, summary)
   return summary
+
+
+def _devices(settings: config_lib.Settings) -> list[Any]:
+  """The devices to score on: the most that share the run's batches equally.
+
+  A model may be scored on a machine with more devices than it was trained on. A
+  mesh with sizes of its own, or of several processes, needs all.
+  """
+  devices, mesh, run = jax.devices(), settings.mesh, settings.run
+  if jax.process_count() > 1 or (mesh.data, mesh.fsdp, mesh.tensor) != (
+    -1,
+    1,
+    1,
+  ):
+    return devices
+  rows = math.gcd(
+    run.batch_size // run.num_microbatches, settings.eval.batch_size
+  )
+  number = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
+  if number < len(devices):
+    print(
+      f"scoring on {number} of {len(devices)} devices, which share batches of"
+      f" {rows} rows equally",
+      flush=True,
+    )
+  return devices[:number]
 
 
 def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:

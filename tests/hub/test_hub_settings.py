@@ -194,10 +194,11 @@ def test_settings_of_ours_are_exported_or_refused(name):
   ("prelude_norm", True),
   ("loop_norm", "plain"),
   ("update", "gate"),
+  ("relaxed_rank", 4),
 ])  # fmt: skip
 def test_no_loop_is_put_around_what_is_no_transformer(name, value):
   """Recurrent depth with one loop is one, unless it has any of these."""
-  assert name in retrofit._TRANSFORMER and len(retrofit._TRANSFORMER) == 6
+  assert name in retrofit._TRANSFORMER and len(retrofit._TRANSFORMER) == 7
   config = config_lib.make("recurrent", "text").model
   config.update(retrofit._TRANSFORMER)
   assert retrofit._num_layers(config) == 8

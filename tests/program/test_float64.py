@@ -37,7 +37,8 @@ def both(name, precision):
   def loss_of(params, batch, key, step, teacher):
     del teacher
     model = nnx.merge(program.graphdef, params)
-    return settings.family.loss(model, batch, key, step, None)
+    value, metrics = settings.family.loss(model, batch, key, step, None)
+    return value, {"loss": value, **metrics}
 
   layout = gradients.Layout(casts=precision == "bfloat16")
 

@@ -67,7 +67,6 @@ def test_variables_of_jax_go_before_the_compilation_cache_of_the_user(
     ("eval.answers", ("run", "--questions=a")),
     ("analysis.multihop", ("run",)),
     ("play", ("run",)),
-    ("zoo", ("score", "novels")),
   ],
 )
 def test_commands_that_compile_keep_it(name, words, monkeypatch):
