@@ -170,7 +170,10 @@ def start(options: Any) -> int:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
   if summary["status"] == "preempted" and jax.process_index() == 0:
     where = f"stopped after step {summary['steps']} of {config.run.num_steps}"
-    print(f"{where}; to resume, run:", file=sys.stderr)
+    again = f"{where}; to resume, run:"
+    if mode == "eval":
+      again = "stopped before all scores were there; to score again, run:"
+    print(again, file=sys.stderr)
     print(shlex.join(sys.orig_argv), file=sys.stderr)
   return _STATUS[summary["status"]]
 

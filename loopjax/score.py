@@ -7,7 +7,7 @@ folder of the Hub, which is imported to runs/NAME.
 --config.section.key=value changes a setting: --config.task.test_csv=mine.csv
 (puzzles) and --config.task.test_files=mine.txt (text) score your own file,
 --config.eval.num_loops=24 runs 24 loops, --config.eval.split=validation scores
-the other split. The scores are printed, and written to RUN/evaluation; for
+the validation split. The scores are printed, and written to RUN/evaluation; for
 zoo:NAME to runs/NAME/evaluation.
 
 --config=FILE[:preset] names a run by the config that it was trained with,
@@ -37,7 +37,8 @@ def parser() -> command_line.ConfigParser:
     "--limit",
     type=int,
     default=0,
-    help="number of examples, rounded up to whole batches; 0 for all [0]",
+    help="number of examples, rounded up to batches of eval.batch_size; 0 for"
+    " all [0]",
   )
   processes.add_flags(made)
   made.importer = main_lib.imported

@@ -62,8 +62,8 @@ class TaskSpec:
     packs_documents: whether rows contain several documents, which do not attend
       to each other. Batches then have "documents", i32 [B, T], the number of
       each token's document in its row, from 1; 0 for padding.
-    predicts_next: whether every target is the next input, of tasks that models
-      which attend to later tokens must reject.
+    predicts_next: whether targets are among the later inputs; models that
+      attend to later tokens must reject the task.
   """
 
   vocab_size: int

@@ -86,6 +86,20 @@ def test_own_puzzles_have_the_scores_of_a_loop_over_them(
 
 
 @pytest.mark.parametrize(
+  ("settings", "number"),
+  [({"eval__batch_size": 16}, 4), ({"mesh__fsdp": 4}, 8)],
+)
+def test_a_model_is_scored_on_devices_that_share_its_batches(
+  settings, number, monkeypatch
+):
+  """Of 8, with batches of 24 rows in two parts: 12 and 16 rows on 4."""
+  batches = {"run__batch_size": 24, "run__num_microbatches": 2}
+  found = config_lib.resolve(config_of(ENTRY, **batches, **settings))
+  monkeypatch.setattr(jax, "devices", lambda: list(range(8)))
+  assert len(score_lib._devices(found)) == number
+
+
+@pytest.mark.parametrize(
   ("settings", "says"),
   [
     ({"model__num_memory_tokens": 2}, "model.num_memory_tokens .* there, 2 h"),
@@ -117,10 +131,10 @@ def test_rows_of_text_may_have_another_length_but_not_other_tokens(
   loopjax.save(model, run)
   text.write_text("a house. \n\n" * 400)
   mine = {"task__test_files": str(text), "eval__depth_factor": 0}
-  shorter = score_model(
-    config_of(run, **mine, task__sequence_length=8), run, limit=1
-  )
+  few = {"task__sequence_length": 8, "eval__batch_size": 4}
+  shorter = score_model(config_of(run, **mine, **few), run, limit=5)
   assert shorter["metrics"]["test/loss"] > 0
+  assert shorter["metrics"]["test/count"] == 8  # 5, in whole batches.
   with refused("task.vocab_size=300: the model was trained with 0, which its"):
     score_model(config_of(run, **mine, task__vocab_size=300), run)
 

@@ -61,13 +61,15 @@ def check_config(
   config: Mapping[str, Any],
   mode: str,
   extend: bool = False,
+  label: str = "",
 ) -> None:
   """Raises UserError if the directory has a run with another config.
 
   Resuming requires the same value for every setting that affects training,
   unless it extends the run; evaluating, for every setting that the checkpoints
   depend on. A setting that config.json lacks is newer than the run; as in
-  `config_of_run`, it has its default there.
+  `config_of_run`, it has its default there. The message calls the run `label`,
+  or by --workdir.
   """
   if not (workdir / "config.json").exists():
     return
@@ -84,7 +86,8 @@ def check_config(
   if differing:
     extends = "; --extend continues it" if {*_EXTENDED} >= {*differing} else ""
     raise UserError(
-      f"--workdir={workdir} contains a run with another configuration:"
+      f"{label or f'--workdir={workdir}'} contains a run with another"
+      " configuration:"
       f" {'; '.join(differing.values())}{extends}"
     )
 

@@ -97,8 +97,8 @@ def _add_retrofit(commands: Any) -> None:
     "--update",
     choices=retrofit_lib.UPDATES,
     default="gate",
-    help="how a loop's output updates the state, or 'relaxed': loops replace"
-    " the layers [gate]",
+    help="how a loop's output updates the state, or 'relaxed': loops of one"
+    " block replace the layers [gate]",
   )
   loops.add_argument("--num_loops", type=int, default=4, help="loops [4]")
   loops.add_argument(

@@ -77,7 +77,7 @@ def retrofit(
   if relaxes != (options.relaxed_rank > 0):
     raise UserError(
       f"--update={options.update} and --relaxed_rank={options.relaxed_rank}:"
-      " 'relaxed' needs a rank, and only 'relaxed' has one"
+      " --update=relaxed needs a positive rank; the others do not use it"
     )
   if (workdir / "config.json").exists():
     raise UserError(f"{workdir}: already contains a run")

@@ -3,8 +3,9 @@
 Source: Relaxed Recursive Transformers (arXiv 2410.20672): in loop k a shared W
 [inputs, outputs] becomes W + A_k B_k, with A_k [inputs, r] and B_k [r,
 outputs]; from a trained transformer by truncated singular value decompositions
-of what W lacks of the layers that it replaces. Here vectors (gains of norms,
-biases) have a difference of their own in every loop, too, without a rank.
+of the differences between the layers that W replaces and W. Here vectors (gains
+of norms, biases) have a difference of their own in every loop, too, without a
+rank.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _MATRIX = "kernel"
 
 
 class Differences(nnx.Module):
-  """What K loops add to shared layers; initially nothing.
+  """What K loops add to shared layers; initially 0.
 
   It has the layers' parameters by the same names: x of every loop [K, ...], or
   for a kernel "A" [K, L, inputs, r] and "B" [K, L, r, outputs], where r is at

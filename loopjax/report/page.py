@@ -26,9 +26,9 @@ _WORDS = (
   "Reproduced: the paper's finding shows in at least three seeds that were not"
   " used to choose anything, the confidence interval of the difference excludes"
   " 0, and the side that wins was not trained for longer. Same direction: one"
-  " of these fails, or the effect is smaller, or the task lacks what the claim"
-  " is about. Not here: tried, and absent. A dash: no paper makes this claim."
-  " Each question links to its numbers."
+  " of these conditions is not met, or the effect is smaller, or the task lacks"
+  " what the claim is about. Not here: tried, and absent. A dash: no paper"
+  " makes this claim. Each question links to its numbers."
 )
 _LEGEND = (
   "“Ours” are runs in this directory. “Paper” are numbers that a paper prints;"

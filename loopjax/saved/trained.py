@@ -50,9 +50,9 @@ def read(
   Args:
     workdir: the run's work directory, or zoo:NAME.
     checkpoint: step of the checkpoint; None for the newest intact one.
-    kernels: whether the model is to generate, see `for_generation`,
-      and uses loop.kernels if the device supports them; otherwise it uses XLA,
-      which supports texts of any length.
+    kernels: whether to read it for generation, see `for_generation`, with
+      loop.kernels if the device supports them; otherwise it uses XLA, which
+      supports texts of any length.
     or_quantized: whether the parameters may be quantised, see
       `run.checkpoints.quantized`.
 

@@ -59,7 +59,8 @@ def score_model(
       program, dataset, evaluator, source, directory, finish
     )
     summary |= environment
-    scoring.write(directory, settings, summary)
+    if summary["status"] == "completed":  # Or scores of before remain.
+      scoring.write(directory, settings, summary)
   return summary
 
 
@@ -82,8 +83,8 @@ def _devices(settings: config_lib.Settings) -> list[Any]:
   number = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
   if number < len(devices):
     print(
-      f"scoring on {number} of {len(devices)} devices, which share batches of"
-      f" {rows} rows equally",
+      f"scoring on {number} of {len(devices)} devices, the most that divide"
+      f" batches of {rows} rows",
       flush=True,
     )
   return devices[:number]
@@ -93,8 +94,8 @@ def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
   """Raises UserError unless these are settings of the model of a run."""
   folder = zoo.located(source)
   if not (folder / "config.json").exists():
-    raise UserError(f"--workdir={source} contains no run to evaluate")
-  config_lib.check_config(folder, settings.plain, "eval")
+    raise UserError(f"{source} contains no run to score")
+  config_lib.check_config(folder, settings.plain, "eval", label=str(source))
   check_tokens(config_lib.read_config(folder)["task"], settings)
 
 
@@ -108,21 +109,30 @@ def check_tokens(
     settings: those with which the model is scored.
   """
   record = settings.task
+  old: dict[str, Any] = {}
   for name, value in there.items():
     now = getattr(record, name, value)
     before = tuple(value) if isinstance(now, tuple) else value
-    if now == before:
-      continue
+    if now != before:
+      old[name] = before
+
+  def differs(**before: Any) -> bool:
     try:
-      task = dataclasses.replace(record, **{name: before})
+      task = dataclasses.replace(record, **before)
       was = settings._replace(task=task, spec=settings.task_module.spec(task))
     except UserError:
-      continue  # A tokenizer that has moved: the parameters have its size.
-    if _tokens(was) != _tokens(settings):
-      raise UserError(
-        f"task.{name}={now!r}: the model was trained with {before!r}, which"
-        " its vocabulary or length depends on"
-      )
+      return False  # A tokenizer that has moved: the parameters have its size.
+    return _tokens(was) != _tokens(settings)
+
+  names = [name for name, before in old.items() if differs(**{name: before})]
+  if names or differs(**old):
+    names = names[:1] or [*old]
+    now = ", ".join(f"task.{name}={getattr(record, name)!r}" for name in names)
+    then = ", ".join(repr(old[name]) for name in names)
+    raise UserError(
+      f"{now}: the model was trained with {then}, which its vocabulary or"
+      " length depends on"
+    )
 
 
 def _tokens(settings: config_lib.Settings) -> TaskSpec:

@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     prog="python -m loopjax.zoo",
     description=(
       "Trained models that come with loopjax. Commands that load a run, such"
-      " as play, generate and serve, accept zoo:NAME."
+      " as play, score, generate and serve, accept zoo:NAME."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)

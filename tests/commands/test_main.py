@@ -197,6 +197,16 @@ def test_a_run_is_scored_with_its_own_config(
   assert "--config=FILE is missing" in capsys.readouterr().err
 
 
+def test_scoring_that_was_stopped_is_done_again(
+  main, tmp_path, monkeypatch, capsys
+):
+  stopped = {"status": "preempted", "steps": 600}
+  monkeypatch.setattr(score_lib, "score_model", lambda *_: stopped)
+  assert command(score.main, "zoo:depo", directory=tmp_path) == 4
+  said = capsys.readouterr().err
+  assert "to score again, run:" in said and "resume" not in said
+
+
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   asked = []
 

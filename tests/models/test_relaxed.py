@@ -1,14 +1,17 @@
 """Relaxed sharing: loops with differences are a stack of their sums."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
+from flax import nnx
 from tests_support import refused
 
+from loopjax.loop import relaxed
 from loopjax.models import recurrent
 from loopjax.types import TaskSpec
 
@@ -66,6 +69,37 @@ def test_loops_with_differences_are_a_stack_of_their_sums():
     np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=0)
   once = examples.run(recurrent, CONFIG, SPEC, TOKENS, params, num_loops=1)
   assert np.max(np.abs(once.logits - expected)) > 1e-2
+
+
+def test_new_differences_add_nothing():
+  params = examples.params_of(recurrent, CONFIG, SPEC)
+  added = relaxed.Differences(params["layers"], 2, 3, jax.random.key(0))
+  state = nnx.to_pure_dict(nnx.state(added))
+  of_kernel = state["attention"]["query"]["kernel"]
+  assert np.std(of_kernel["A"]) == pytest.approx(16**-0.5, rel=0.2)
+  for k in (0, 1):
+    here = jax.tree.map(lambda x, k=k: x[k], state)
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      relaxed._sum(params["layers"], here),
+      params["layers"],
+    )
+
+
+def test_the_shared_layers_are_means_and_differences_their_best_of_a_rank():
+  generator = np.random.default_rng(0)
+  kernels = generator.normal(0, 1, (4, 6, 5)).astype(np.float32)
+  gains = generator.normal(0, 1, (4, 6)).astype(np.float32)
+  layers = {"kernel": jnp.asarray(kernels), "gain": jnp.asarray(gains)}
+  shared, added = relaxed.split(layers, 2, 2)  # Layers 0, 1 and 2, 3.
+  lacks = kernels.reshape(2, 2, 6, 5)
+  close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+  close(shared["kernel"], lacks.mean(0))
+  close(shared["gain"][None] + added["gain"], gains.reshape(2, 2, 6))
+  lacks = lacks - lacks.mean(0)
+  rest = lacks - np.matmul(added["kernel"]["A"], added["kernel"]["B"])
+  sizes = np.linalg.svd(lacks, compute_uv=False)
+  close((rest**2).sum((-2, -1)), (sizes[..., 2:] ** 2).sum(-1), rtol=1e-4)
 
 
 @pytest.mark.long
