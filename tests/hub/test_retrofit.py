@@ -123,8 +123,8 @@ def test_relaxed_loops_of_full_rank_are_the_layers_they_replace(tmp_path):
   ("how", "message"),
   [
     (Retrofit("0:3", "relaxed", 2, relaxed_rank=1), "3 layers cannot be"),
-    (Retrofit("0:4", "relaxed", 2), "'relaxed' needs a rank"),
-    (Retrofit("0:4", relaxed_rank=1), "only 'relaxed' has one"),
+    (Retrofit("0:4", "relaxed", 2), "--update=relaxed needs a positive rank"),
+    (Retrofit("0:4", relaxed_rank=1), "the others do not use it"),
   ],
 )
 def test_relaxed_loops_need_a_rank_and_layers(
