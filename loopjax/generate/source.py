@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from loopjax import program as program_lib
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.errors import UserError
@@ -193,8 +194,10 @@ def load_folder(
     UserError: a file is missing or damaged, or the model is not supported.
   """
   _, settings, params = convert.read_folder(folder, dtype=dtype)
-  platform = jax.default_backend()
-  graphdef, params = trained.for_generation(settings, params, platform)
+  graphdef, _ = program_lib.abstract_model(settings)
+  graphdef, params = trained.for_generation(
+    settings, graphdef, params, jax.default_backend()
+  )
   assert isinstance(settings.task, TextConfig)
   tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos)
   return LanguageModel(

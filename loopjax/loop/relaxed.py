@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.nn import linear
+from loopjax.nn import linear, lora
 from loopjax.types import Array
 
 # Parameters of one layer; stacks have a leading axis for the layers.
@@ -48,13 +48,9 @@ class Pair(nnx.Module):
   """A, normal with variance 1 / inputs, and B, initially 0."""
 
   def __init__(self, matrix: Array, num_loops: int, rank: int, key: Array):
-    *stack, inputs, outputs = matrix.shape
-    rank = min(rank, inputs, outputs)
-    drawn = jax.random.normal(key, (num_loops, *stack, inputs, rank))
-    self.A = nnx.Param((drawn / inputs**0.5).astype(matrix.dtype))
-    self.B = nnx.Param(
-      jnp.zeros((num_loops, *stack, rank, outputs), matrix.dtype)
-    )
+    shape, rank = (num_loops, *matrix.shape), min(rank, *matrix.shape[-2:])
+    pair = lora.first_pair(shape, matrix.dtype, rank, key)
+    self.A, self.B = nnx.Param(pair["A"]), nnx.Param(pair["B"])
 
 
 def of_loop(layers: Any, differences: Differences, k: Array | int) -> Any:
@@ -69,9 +65,8 @@ def _sum(shared: Any, added: Any) -> Any:
   if isinstance(shared, Mapping):
     return {name: _sum(x, added[name]) for name, x in shared.items()}
   if isinstance(added, Mapping):
-    product = jnp.matmul(added["A"], added["B"], precision="highest")
     whole = linear.dense(shared)  # It may be quantised.
-    return whole + product.astype(whole.dtype)
+    return whole + lora.product(added).astype(whole.dtype)
   return shared + added
 
 

@@ -65,7 +65,9 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
     else:
       base[path] = leaf
       if path[-1] in _MATRICES and re.search(how.targets, name):
-        pair = _pair(leaf, how.rank, jax.random.fold_in(key, number), name)
+        _check_rank(leaf, how.rank, name)
+        own = jax.random.fold_in(key, number)
+        pair = first_pair(leaf.shape, leaf.dtype, how.rank, own)
         trained |= {(*path, part): x for part, x in pair.items()}
   if how.whole and not num_whole:
     raise UserError(f"optim.lora_whole={how.whole!r} matches no parameter")
@@ -74,18 +76,37 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
   return nested(base), nested(trained)
 
 
-def _pair(matrix: Array, rank: int, key: Any, name: str) -> dict[str, Array]:
-  *stack, inputs, outputs = matrix.shape
+def _check_rank(matrix: Array, rank: int, name: str) -> None:
+  *_, inputs, outputs = matrix.shape
   if rank > min(inputs, outputs):
     raise UserError(
       f"optim.lora_rank={rank} exceeds {name} [{inputs}, {outputs}];"
       " optim.lora_targets selects other matrices"
     )
-  normal = jax.random.normal(key, (*stack, inputs, rank), matrix.dtype)
+
+
+def first_pair(
+  shape: tuple[int, ...], dtype: Any, rank: int, key: Any
+) -> dict[str, Array]:
+  """A [..., inputs, rank], normal, variance 1 / inputs, and B, which is 0.
+
+  Args:
+    shape: [..., inputs, outputs], of the matrices to which A B is added.
+    dtype: of A and B.
+    rank: r.
+    key: random key.
+  """
+  *stack, inputs, outputs = shape
+  normal = jax.random.normal(key, (*stack, inputs, rank), dtype)
   return {
     "A": normal / math.sqrt(inputs),
-    "B": jnp.zeros((*stack, rank, outputs), matrix.dtype),
+    "B": jnp.zeros((*stack, rank, outputs), dtype),
   }
+
+
+def product(pair: Mapping[str, Array]) -> Array:
+  """A B [..., inputs, outputs]; exact in float32 on every device."""
+  return jnp.matmul(pair["A"], pair["B"], precision="highest")
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -106,9 +127,9 @@ def adapted(base: Any, trained: Any, alpha: float) -> Any:
     if tuple(above) not in there:
       found[path] = leaf
     elif part == "A":
-      product = jnp.matmul(leaf, given[(*above, "B")], precision="highest")
+      added = product({"A": leaf, "B": given[(*above, "B")]})
       scale = alpha / leaf.shape[-1]
-      found[tuple(above)] = there[tuple(above)] + scale * product
+      found[tuple(above)] = there[tuple(above)] + scale * added
   return nested(found)
 
 

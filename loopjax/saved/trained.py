@@ -81,12 +81,15 @@ def read(
   else:
     step, params = restore.chosen_params(workdir, checkpoint, wanted, label)
   if kernels:
-    graphdef, params = for_generation(used, params, device.platform)
+    graphdef, params = for_generation(used, graphdef, params, device.platform)
   return TrainedModel(settings, graphdef, params, step)
 
 
 def for_generation(
-  settings: config_lib.Settings, params: Any, platform: str
+  settings: config_lib.Settings,
+  graphdef: nnx.GraphDef,
+  params: Any,
+  platform: str,
 ) -> tuple[nnx.GraphDef, Any]:
   """(graphdef, parameters) of a model that generates, in float32 on CPUs.
 
@@ -96,18 +99,19 @@ def for_generation(
 
   Args:
     settings: the model's.
+    graphdef: its structure, which is returned where nothing changes.
     params: its parameters, as stored; they may be quantised.
     platform: of its device.
   """
   model: Any = settings.model
-  if platform == "cpu" and PRECISIONS[model.precision].compute == jnp.bfloat16:
-    model = dataclasses.replace(model, precision="float32")
-    settings = settings._replace(model=model)
-    params = jax.tree.map(_widened, params)
-    print(
-      "on a CPU the model computes in float32, not in bfloat16", file=sys.stderr
-    )
-  return program_lib.abstract_model(settings)[0], params
+  if platform != "cpu" or PRECISIONS[model.precision].compute != jnp.bfloat16:
+    return graphdef, params
+  print(
+    "on a CPU the model computes in float32, not in bfloat16", file=sys.stderr
+  )
+  model = dataclasses.replace(model, precision="float32")
+  graphdef, _ = program_lib.abstract_model(settings._replace(model=model))
+  return graphdef, jax.tree.map(_widened, params)
 
 
 def _widened(x: Any) -> Any:

@@ -71,11 +71,8 @@ def _devices(settings: config_lib.Settings) -> list[Any]:
   mesh with sizes of its own, or of several processes, needs all.
   """
   devices, mesh, run = jax.devices(), settings.mesh, settings.run
-  if jax.process_count() > 1 or (mesh.data, mesh.fsdp, mesh.tensor) != (
-    -1,
-    1,
-    1,
-  ):
+  sizes = mesh.data, mesh.fsdp, mesh.tensor
+  if jax.process_count() > 1 or sizes != (-1, 1, 1):
     return devices
   rows = math.gcd(
     run.batch_size // run.num_microbatches, settings.eval.batch_size

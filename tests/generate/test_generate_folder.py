@@ -15,6 +15,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "hub"))
 import hub_examples as examples
 
 from loopjax import config as config_lib
+from loopjax import program
 from loopjax.generate import __main__ as entry
 from loopjax.generate import source
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
@@ -48,9 +49,11 @@ def test_what_multiplies_in_bfloat16_does_in_float32_on_a_cpu(tmp_path, capsys):
       exact.params,
     )
   settings = config_lib.of_run(workdir, "")
-  graphdef, _ = trained.for_generation(settings, found.params, "gpu")
-  model = nnx.merge(graphdef, found.params)
-  assert model.config.precision == "bfloat16_params"
+  graphdef, params = program.abstract_model(settings)
+  assert trained.for_generation(settings, graphdef, params, "gpu") == (
+    graphdef,
+    params,
+  )
 
 
 def test_a_published_layout_writes_what_transformers_would(tmp_path):
