@@ -10,57 +10,32 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
+from loopjax import checks
 from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, post_norm, remat
-from loopjax.nn.shape import Shape
 from loopjax.protocols import Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(supervised.Config):
   """Hyper-parameters; the defaults are the authors' code's.
 
+  Those of `supervised.Config`, and:
+
   Attributes:
-    width: D.
-    num_heads: H.
-    num_layers: of each of the two networks.
-    mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
-    num_loops: M_max, segments of supervision; the most in training.
     num_cycles: N, high-level steps of a segment.
     num_low_steps: T, low-level steps before each of them.
-    num_memory_tokens: positions before the task's tokens; the puzzle embedding.
-    positions, rope_base: settings of the rotary embedding, see
-      `rope.positions_after_memory`; "offset" is the paper's.
-    exploration: see `loop.supervision.halts`.
-    token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
   """
 
-  width: int = 512
-  num_heads: int = 8
-  num_layers: int = 4
-  mlp_ratio: float = 3.0
-  num_loops: int = 16
-  num_cycles: int = 2
   num_low_steps: int = 2
-  num_memory_tokens: int = 1
-  positions: str = "offset"
-  rope_base: float = 10_000.0
-  exploration: float = 0.1
-  token_loss: str = "stablemax"
-  precision: str = "bfloat16"
   num_states: ClassVar[int] = 2  # z_H, which is read out, and z_L.
 
   def __post_init__(self) -> None:
-    supervised.check(self, num_layers=1, num_cycles=1, num_low_steps=1)
-    self.block_shape()
-
-  def block_shape(self) -> Shape:
-    """The sizes of a block; raises UserError if they are invalid."""
-    return supervised.block_shape(self.width, self.num_heads, self.mlp_ratio)
+    super().__post_init__()
+    checks.at_least("model", self, num_low_steps=1)
 
 
 class Model(nnx.Module):

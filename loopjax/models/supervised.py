@@ -10,8 +10,9 @@ embedded inputs x, f32 [B, S, D]; `kind` says how its loops run, "scan" or
 "unroll". A family's file contains this method and its network.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import chex
 import jax
@@ -43,41 +44,71 @@ State = tuple[Array, ...]
 _HALT_WEIGHT = 0.5  # Of the halting losses, in the authors' code.
 
 
-def check(config: Any, **bounds: int) -> None:
-  """Checks the settings that these families share.
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What these families set alike; the defaults are the authors' code's.
 
-  Args:
-    config: config of the family.
-    **bounds: minima of settings that only this family has.
+  Attributes:
+    width: D.
+    num_heads: H.
+    num_layers: of a network.
+    mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
+    num_loops: segments of supervision; the most in training.
+    num_cycles: recursions of a segment.
+    num_memory_tokens: M, positions before the task's tokens; the papers have
+      the puzzle embedding there.
+    positions, rope_base: settings of the rotary embedding, see
+      `rope.positions_after_memory`; "offset" is the papers'.
+    exploration: see `loop.supervision.halts`.
+    token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
+    precision: "float32" or "bfloat16", the dtype of matrix products.
 
   Raises:
     UserError: a value is invalid or has no effect.
   """
-  checks.plain_values("model", config)
-  checks.one_of(
-    "model",
-    config,
-    positions=rope.POSITIONS,
-    token_loss=token_losses.DISTRIBUTIONS,
-    precision=PRECISIONS,
-  )
-  shared = {"num_loops": 1, "num_memory_tokens": 0, "rope_base": 1}
-  checks.at_least("model", config, **shared, **bounds)
-  if not 0 <= config.exploration <= 1:
-    raise UserError(f"model.exploration={config.exploration} must be in [0, 1]")
-  if config.positions == "none":
-    checks.without_effect("model", config, "positions", "rope_base")
 
+  width: int = 512
+  num_heads: int = 8
+  num_layers: int = 4
+  mlp_ratio: float = 3.0
+  num_loops: int = 16
+  num_cycles: int = 2
+  num_memory_tokens: int = 1
+  positions: str = "offset"
+  rope_base: float = 10_000.0
+  exploration: float = 0.1
+  token_loss: str = "stablemax"
+  precision: str = "bfloat16"
+  num_states: ClassVar[int]
 
-def block_shape(width: int, num_heads: int, mlp_ratio: float) -> Shape:
-  """The sizes of a block; raises UserError if they are invalid."""
-  return Shape(
-    width,
-    num_heads,
-    num_key_value_heads=num_heads,
-    head_width=shape.head_width(width, num_heads),
-    mlp_width=shape.mlp_width(width, mlp_ratio),
-  )
+  def __post_init__(self) -> None:
+    checks.plain_values("model", self)
+    checks.one_of(
+      "model",
+      self,
+      positions=rope.POSITIONS,
+      token_loss=token_losses.DISTRIBUTIONS,
+      precision=PRECISIONS,
+    )
+    checks.at_least(
+      "model", self, num_layers=1, num_loops=1, num_cycles=1,
+      num_memory_tokens=0, rope_base=1,
+    )  # fmt: skip
+    if not 0 <= self.exploration <= 1:
+      raise UserError(f"model.exploration={self.exploration} must be in [0, 1]")
+    if self.positions == "none":
+      checks.without_effect("model", self, "positions", "rope_base")
+    self.block_shape()
+
+  def block_shape(self) -> Shape:
+    """The sizes of a block; raises UserError if they are invalid."""
+    return Shape(
+      self.width,
+      self.num_heads,
+      num_key_value_heads=self.num_heads,
+      head_width=shape.head_width(self.width, self.num_heads),
+      mlp_width=shape.mlp_width(self.width, self.mlp_ratio),
+    )
 
 
 def start(num_states: int, sizes: tuple[int, int, int]) -> State:
@@ -170,12 +201,12 @@ def _inner(kind: str) -> str:
   return "unroll" if kind == "unroll" else "scan"
 
 
-def num_memory_tokens(config: Any) -> int:
+def num_memory_tokens(config: Config) -> int:
   """M, positions before the task's tokens."""
   return config.num_memory_tokens
 
 
-def init_carried(config: Any, spec: TaskSpec, batch_size: int) -> Carried:
+def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
   """Rows that all take a new example at the first step."""
   num_positions = config.num_memory_tokens + spec.sequence_length
   sizes = (batch_size, num_positions, config.width)
@@ -253,7 +284,7 @@ def _binary_cross_entropy(logits: Array, target: Array) -> Array:
 
 
 def costs(
-  config: Any,
+  config: Config,
   spec: TaskSpec,
   num_loops: int,
   *,

@@ -22,51 +22,31 @@ from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(supervised.Config):
   """Hyper-parameters; the defaults are the paper's (section 5.1).
 
+  Those of `supervised.Config`, and:
+
   Attributes:
-    width: D.
-    num_heads: H.
-    num_layers: of the network.
-    mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
     mixer: "attention", or "mlp" over the positions (section 4.5), the paper's
       choice for Sudoku.
     token_mlp_width: hidden features of the MLP over the positions.
-    num_loops: N_sup, segments of supervision; the most in training.
     num_cycles: T, recursions of a segment; only the last has a gradient.
     num_latent_steps: n, updates of z before each update of y.
-    num_memory_tokens: M, positions before the task's tokens; the paper has the
-      puzzle embedding there.
-    positions, rope_base: settings of the rotary embedding, see
-      `rope.positions_after_memory`; "offset" is the paper's.
-    exploration: see `loop.supervision.halts`.
-    token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
-    precision: "float32" or "bfloat16" (of the matrix products' inputs).
   """
 
-  width: int = 512
-  num_heads: int = 8
   num_layers: int = 2
-  mlp_ratio: float = 3.0
+  num_cycles: int = 3
+  num_memory_tokens: int = 16
   mixer: str = "attention"
   token_mlp_width: int = 512
-  num_loops: int = 16
-  num_cycles: int = 3
   num_latent_steps: int = 6
-  num_memory_tokens: int = 16
-  positions: str = "offset"
-  rope_base: float = 10_000.0
-  exploration: float = 0.1
-  token_loss: str = "stablemax"
-  precision: str = "bfloat16"
   num_states: ClassVar[int] = 2  # The answer y and the latent z.
 
   def __post_init__(self) -> None:
-    supervised.check(self, num_layers=1, num_cycles=1, num_latent_steps=1)
+    super().__post_init__()
     checks.one_of("model", self, mixer=("attention", "mlp"))
-    checks.at_least("model", self, token_mlp_width=1)
-    self.block_shape()
+    checks.at_least("model", self, num_latent_steps=1, token_mlp_width=1)
     disabled = {
       "attention": ("token_mlp_width",),
       "mlp": ("num_heads", "positions", "rope_base"),
@@ -74,9 +54,11 @@ class Config:
     checks.without_effect("model", self, "mixer", *disabled)
 
   def block_shape(self) -> Shape:
-    """The sizes of a block; raises UserError if they are invalid."""
-    heads = self.num_heads if self.mixer == "attention" else 1
-    return supervised.block_shape(self.width, heads, self.mlp_ratio)
+    """As in `supervised.Config`; an MLP over positions has no heads."""
+    if self.mixer == "attention":
+      return super().block_shape()
+    plain = supervised.Config(self.width, 1, mlp_ratio=self.mlp_ratio)
+    return plain.block_shape()
 
 
 class Model(nnx.Module):
