@@ -250,17 +250,14 @@ def _run_list(
   def run(layer: Any, x: Array, cache: Any, slot: Any) -> tuple[Array, Any]:
     return layer(x, metadata, cache, slot, **given)
 
-  traced = jax.jit(run)
-  alone = jax.jit(functools.partial(run, slot=0))
+  traced, alone = jax.jit(run), jax.jit(functools.partial(run, slot=0))
   for index, layer in enumerate(layers):
     slot: Any = first_slot + index
-    if not (isinstance(cache, Cache) and cache.apart):
+    if cache is None or not cache.apart:
       x, cache = traced(layer, x, cache, slot)
-    elif cache.weight is None:
+    else:
       x, part = alone(layer, x, cache.only(slot))
       cache = cache.with_only(slot, part)
-    else:
-      x, cache = run(layer, x, cache, slot)
   return x, cache
 
 

@@ -18,7 +18,6 @@ from loopjax.loop import driver, injection, relaxed
 from loopjax.models import causal, every_loop
 from loopjax.models.recurrent.config import Config
 from loopjax.nn import norm, stack
-from loopjax.nn.attention.cache import Cache
 from loopjax.nn.attention.parts import PartsCache
 from loopjax.nn.keys import dropout, fold_in, normal_by_token
 from loopjax.types import (
@@ -184,7 +183,7 @@ class Model(nnx.Module):
     layers: Any = self.layers
     if config.relaxed_rank:
       layers = relaxed.of_loop(layers, self.differences, k)
-      if isinstance(cache, Cache) and cache.apart:
+      if cache is not None and cache.apart:
         layers = stack.unstacked(layers)
     new, cache = stack.run_layers(
       layers,

@@ -127,13 +127,13 @@ class Cache:
 
   def only(self, slot: int) -> "Cache":
     """A cache with one slot of this one, whose slots are `apart`."""
-    assert self.apart and self.weight is None
-    return dataclasses.replace(
-      self, key=(self.key[slot],), value=(self.value[slot],)
-    )
+    loop, at = divmod(slot, len(self.key))
+    weight = None if self.weight is None else self.weight[loop : loop + 1]
+    return Cache((self.key[at],), (self.value[at],), self.length, weight)
 
   def with_only(self, slot: int, part: "Cache") -> "Cache":
     """This cache with a slot from `only`."""
+    slot %= len(self.key)
     key, value = (
       (*slots[:slot], *new, *slots[slot + 1 :])
       for slots, new in ((self.key, part.key), (self.value, part.value))

@@ -41,7 +41,7 @@ class PartsCache(NamedTuple):
   @property
   def apart(self) -> bool:
     """See `Cache.apart`."""
-    return isinstance(self.core, Cache) and self.core.apart
+    return self.core.apart
 
   def within(self, span: int | None) -> "PartsCache":
     """See `Cache.within`."""

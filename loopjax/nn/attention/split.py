@@ -32,6 +32,11 @@ class SplitCache(NamedTuple):
     """Number of places of both caches."""
     return self.prompt.capacity + self.generated.capacity
 
+  @property
+  def apart(self) -> bool:
+    """As in `Cache`."""
+    return False
+
   def within(self, span: int | None) -> "SplitCache":
     """As in `Cache`, for each cache."""
     return SplitCache(self.prompt.within(span), self.generated.within(span))

@@ -39,6 +39,11 @@ class WindowCache(NamedTuple):
     return self.first.capacity
 
   @property
+  def apart(self) -> bool:
+    """See `Cache.apart`."""
+    return False
+
+  @property
   def window(self) -> int:
     """w, number of places of a later loop."""
     return self.recent.key.shape[3]
