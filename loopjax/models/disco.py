@@ -76,7 +76,7 @@ class Config(causal.Config):
       gate=GATES,
       decode_gradient=channel.GRADIENTS,
     )
-    checks.at_least("model", self, num_loops=1, top_k=0, gate_value=0)
+    checks.at_least("model", self, top_k=0, gate_value=0)
     for field in ("temperature", "epsilon"):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")

@@ -74,12 +74,9 @@ class Config(causal.Config):
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of(
-      "model",
-      self,
-      loop_norm=causal.LOOP_NORMS,
-      exit_gate=EXIT_GATES,
+      "model", self, loop_norm=causal.LOOP_NORMS, exit_gate=EXIT_GATES
     )
-    checks.at_least("model", self, num_loops=1, entropy_weight=0)
+    checks.at_least("model", self, entropy_weight=0)
     rope.check_scaling(self.rope_scaling)
     if self.exit_gate != "joint":
       checks.without_effect("model", self, "exit_gate", "entropy_weight")

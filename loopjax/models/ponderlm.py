@@ -68,7 +68,7 @@ class Config(causal.Config):
       residual=("initial", "running"),
       embedding_scale=("none", "sqrt_width"),
     )
-    checks.at_least("model", self, num_loops=1, top_k=0)
+    checks.at_least("model", self, top_k=0)
     for field in ("temperature", "input_scale"):
       if not getattr(self, field) > 0:
         raise UserError(f"model.{field}={getattr(self, field)} must be > 0")

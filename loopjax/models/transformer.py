@@ -46,12 +46,7 @@ class Config(causal.Config):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.one_of(
-      "model",
-      self,
-      loop_norm=causal.LOOP_NORMS,
-    )
-    checks.at_least("model", self, num_loops=1)
+    checks.one_of("model", self, loop_norm=causal.LOOP_NORMS)
 
 
 class Model(nnx.Module):

@@ -36,8 +36,6 @@ NORM_ORDERS = (*INNER_NORMS, "sum")
 class StackConfig:
   """Settings of any stack of causal blocks; configs of families extend them.
 
-  A family may also expose other settings of `block_shape`.
-
   Attributes:
     width: D.
     num_layers: L.
@@ -78,66 +76,32 @@ class StackConfig:
     self.block_shape()
 
   def block_shape(self) -> Shape:
-    """Structure of the blocks; raises UserError if it is invalid."""
-    settings = {field.name for field in dataclasses.fields(self)}
-    taken = settings & block_shape.__annotations__.keys()
-    return block_shape(**{name: getattr(self, name) for name in taken})
+    """Structure of the blocks; raises UserError if it is invalid.
 
-
-def block_shape(
-  *,
-  width: int,
-  num_heads: int,
-  num_key_value_heads: int = 0,
-  head_width: int = 0,
-  qk_norm: bool = False,
-  qk_bias: bool = False,
-  value_bias: bool = False,
-  norm_epsilon: float = 1e-6,
-  mlp: str,
-  mlp_ratio: float,
-  norm_order: str = "pre",
-  dropout: float = 0.0,
-  init_std: float,
-) -> Shape:
-  """The shape of blocks with RMS norms and causal attention.
-
-  Args:
-    width: D.
-    num_heads: H.
-    num_key_value_heads: G; 0 for H.
-    head_width: d_h; 0 for D / H.
-    qk_norm: whether queries and keys have an RMS norm per head.
-    qk_bias: whether queries and keys have a bias.
-    value_bias: whether values have a bias.
-    norm_epsilon: added to the mean square in every norm.
-    mlp: a key of `mlp.MLPS`.
-    mlp_ratio: F = floor(mlp_ratio D).
-    norm_order: one of `NORM_ORDERS`.
-    dropout: dropout rate on the outputs of attention and MLP, in training.
-    init_std: standard deviation of the initial values of every matrix.
-
-  Raises:
-    UserError: the sizes are invalid.
-  """
-  rms_norm = functools.partial(norm.rms_norm, epsilon=norm_epsilon)
-  return Shape(
-    width,
-    num_heads,
-    num_key_value_heads=num_key_value_heads or num_heads,
-    head_width=head_width or shape_lib.head_width(width, num_heads),
-    mlp_width=shape_lib.mlp_width(width, mlp_ratio),
-    mlp=mlp,
-    norm=rms_norm,
-    post_norm=norm.identity if norm_order == "pre" else rms_norm,
-    norm_sum=norm_order == "sum",
-    qk_norm=rms_norm if qk_norm else norm.identity,
-    qk_bias=qk_bias,
-    value_bias=value_bias,
-    causal=True,
-    dropout=dropout,
-    init=nnx.initializers.normal(init_std),
-  )
+    `dropout`, `norm_order`, `qk_norm`, `qk_bias` and `value_bias` are settings
+    of some families.
+    """
+    own = vars(self)  # Values by name.
+    rms_norm = functools.partial(norm.rms_norm, epsilon=self.norm_epsilon)
+    order = own.get("norm_order", "pre")
+    return Shape(
+      self.width,
+      self.num_heads,
+      num_key_value_heads=self.num_key_value_heads or self.num_heads,
+      head_width=self.head_width
+      or shape_lib.head_width(self.width, self.num_heads),
+      mlp_width=shape_lib.mlp_width(self.width, self.mlp_ratio),
+      mlp=self.mlp,
+      norm=rms_norm,
+      post_norm=norm.identity if order == "pre" else rms_norm,
+      norm_sum=order == "sum",
+      qk_norm=rms_norm if own.get("qk_norm") else norm.identity,
+      qk_bias=own.get("qk_bias", False),
+      value_bias=own.get("value_bias", False),
+      causal=True,
+      dropout=own.get("dropout", 0.0),
+      init=nnx.initializers.normal(self.init_std),
+    )
 
 
 def make_layers(

@@ -1,5 +1,6 @@
 """A stack of blocks with stacked parameters."""
 
+import dataclasses
 import functools
 
 import jax
@@ -14,9 +15,16 @@ from loopjax.nn import keys as keys_lib
 from loopjax.types import Precision
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings(stack.StackConfig):
+  norm_order: str = "pre"
+  qk_norm: bool = False
+  dropout: float = 0.0
+
+
 def shape_of(**changes):
-  settings = {"width": 16, "num_heads": 2, "mlp": "gelu", "mlp_ratio": 4.0}
-  return stack.block_shape(**{**settings, "init_std": 0.3, **changes})
+  settings = {"width": 16, "num_heads": 2, "init_std": 0.3, **changes}
+  return Settings(**settings).block_shape()
 
 
 FAST = {"xla_backend_optimization_level": 0}
