@@ -38,7 +38,8 @@ from loopjax.analysis.plots import draw
 from loopjax.loop import windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import sleep
-from loopjax.nn import attention, block, hybrid, rope
+from loopjax.nn import block, hybrid, rope
+from loopjax.nn.attention.cache import KeyValues
 from loopjax.run import provenance
 from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
@@ -223,9 +224,7 @@ def _parallel(model: sleep.Model, inputs: Array) -> Array:
   def attend(x: Array, layer: block.Block) -> tuple[Array, None]:
     x = x.reshape(*of_windows, -1)
     own = layer.attention._keys(layer.attention_norm(x))
-    past = attention.PastKeyValues(
-      *(jnp.roll(y, 1, axis=0)[:, 1:] for y in own)
-    )
+    past = KeyValues(*(jnp.roll(y, 1, axis=0)[:, 1:] for y in own))
     x, _ = layer.attend_with_past(x, past, tables, length, window.keys)
     return x.reshape(*inputs.shape, -1), None
 

@@ -9,7 +9,7 @@ from loopjax import sharding
 from loopjax.kernels import Kernels
 from loopjax.nn import attention, mlp
 from loopjax.nn import keys as keys_lib
-from loopjax.nn.attention.cache import Cache
+from loopjax.nn.attention.cache import Cache, KeyValues
 from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
@@ -70,11 +70,11 @@ class Block(nnx.Module):
   def attend_with_past(
     self,
     x: Array,
-    past: attention.PastKeyValues,
+    past: KeyValues,
     tables: tuple[Array, Array],
     reach: int,
     mask: Array | None,
-  ) -> tuple[Array, attention.PastKeyValues]:
+  ) -> tuple[Array, KeyValues]:
     """The block with `Attention.attend_with_past`; without dropout."""
     x = sharding.split_by_example(x)
     normalised = self.attention_norm(x)

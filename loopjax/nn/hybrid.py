@@ -16,7 +16,7 @@ from loopjax import sharding
 from loopjax.kernels import Kernels
 from loopjax.nn import attention, block
 from loopjax.nn import remat as remat_lib
-from loopjax.nn.attention.cache import Cache
+from loopjax.nn.attention.cache import Cache, KeyValues
 from loopjax.nn.fast_weights import gated_delta, jet
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights.shape import MemoryShape
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
   """
 
   state: fast_weights.State
-  past: attention.PastKeyValues
+  past: KeyValues
 
 
 class Groups(NamedTuple):
@@ -152,7 +152,7 @@ def empty_memory(
   stacked = jax.tree.map(
     lambda x: jnp.broadcast_to(x, (*memories, *x.shape)), state
   )
-  return Memory(stacked, attention.PastKeyValues(zeros, zeros))
+  return Memory(stacked, KeyValues(zeros, zeros))
 
 
 def run_groups(
@@ -185,7 +185,7 @@ def run_groups(
     tokens; statistics of every memory layer, [groups, layers, ...] by name).
   """
 
-  def attend(x: Array, of_layer: tuple[block.Block, attention.PastKeyValues]):
+  def attend(x: Array, of_layer: tuple[block.Block, KeyValues]):
     layer, past = of_layer
     return layer.attend_with_past(x, past, tables, reach, mask)
 

@@ -16,7 +16,8 @@ from loopjax.errors import UserError
 from loopjax.loop import windows
 from loopjax.models import looped, sleep
 from loopjax.models.sleep import model as sleep_model
-from loopjax.nn import attention, block, rope
+from loopjax.nn import block, rope
+from loopjax.nn.attention.cache import KeyValues
 from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.types import LoopOptions, TaskSpec
 
@@ -391,7 +392,7 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
         layer = at(group * num_memories + n, model.memories)
         hidden, states[n], _ = layer(hidden, states[n], window.packing)
       keep = [
-        attention.PastKeyValues(*(x[:, x.shape[1] - num_past :] for x in past))
+        KeyValues(*(x[:, x.shape[1] - num_past :] for x in past))
         for past in pasts
       ]
       memory[group] = states, keep
@@ -409,7 +410,7 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
   state = model.memories.memory.initial_state(
     len(inputs), carry_convolutions=config.carry_convolutions
   )
-  past = attention.PastKeyValues(none, none)
+  past = KeyValues(none, none)
   kept = [([state] * num_memories, [past] * each) for _ in groups]
   seen = jnp.zeros((len(inputs), num_past), bool)
   num_windows = (inputs.shape[1] - 1) // config.window

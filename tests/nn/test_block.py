@@ -12,6 +12,7 @@ from flax import nnx
 
 from loopjax.errors import UserError
 from loopjax.nn import attention, block, hybrid, norm, rope
+from loopjax.nn.attention.cache import KeyValues
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.fast_weights import shape as shape_lib
 from loopjax.nn.shape import Shape
@@ -171,7 +172,7 @@ def test_grouped_heads_are_repeated_ones():
 
   def in_two(x):
     none, parts = jnp.zeros((2, 0, 2, 6)), []
-    past = attention.PastKeyValues(none, none)
+    past = KeyValues(none, none)
     for start, stop in ((0, 3), (3, 5)):
       first = tuple(table[:stop] for table in tables)
       mixed, past = grouped.attend_with_past(

@@ -36,7 +36,8 @@ from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.sleep.config import Config, last_chunk
-from loopjax.nn import attention, hybrid, remat, rope
+from loopjax.nn import hybrid, remat, rope
+from loopjax.nn.attention.cache import KeyValues
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.protocols import AnyTeacher
 from loopjax.types import (
@@ -345,7 +346,7 @@ class Model(nnx.Module):
       part, hidden, memory, tables, window.keys, window.packing
     )
     past = [windows.last(x, self.config.num_past, axis=3) for x in memory.past]
-    return hidden, memory._replace(past=attention.PastKeyValues(*past)), stats
+    return hidden, memory._replace(past=KeyValues(*past)), stats
 
 
 def run_passes(

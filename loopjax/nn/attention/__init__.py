@@ -2,5 +2,4 @@
 
 from loopjax.nn.attention.layer import Attention as Attention
 from loopjax.nn.attention.layer import Metadata as Metadata
-from loopjax.nn.attention.layer import PastKeyValues as PastKeyValues
 from loopjax.nn.attention.layer import make_metadata as make_metadata

@@ -245,7 +245,7 @@ class Cache:
 
 
 class KeyValues(NamedTuple):
-  """Rotated keys, and values, of S tokens in L layers: [L, B, S, G, d_h]."""
+  """Keys and values of S tokens, [B, S, G, d_h], or of L layers [L, B, ...]."""
 
   key: Array
   value: Array

@@ -11,22 +11,10 @@ from loopjax.kernels import Kernels
 from loopjax.nn import linear, rope
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend, attend_to
-from loopjax.nn.attention.cache import Cache
+from loopjax.nn.attention.cache import Cache, KeyValues
 from loopjax.nn.attention.part import Part
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
-
-
-class PastKeyValues(NamedTuple):
-  """Keys and values of P tokens before a sequence, the oldest first.
-
-  Attributes:
-    key, value: [B, P, G, d_h]; keys are not rotated, because positions are
-      counted from the oldest token that is still visible.
-  """
-
-  key: Array
-  value: Array
 
 
 class Metadata(NamedTuple):
@@ -170,16 +158,17 @@ class Attention(nnx.Module):
   def attend_with_past(
     self,
     x: Array,
-    past: PastKeyValues,
+    past: KeyValues,
     tables: tuple[Array, Array],
     reach: int,
     mask: Array | None,
-  ) -> tuple[Array, PastKeyValues]:
+  ) -> tuple[Array, KeyValues]:
     """Attention to earlier tokens and among the tokens of x.
 
     Args:
       x: [B, S, D].
-      past: keys and values of P >= 0 earlier tokens.
+      past: keys and values of P >= 0 earlier tokens, the oldest first. Keys are
+        not rotated: positions count from the oldest token that is visible.
       tables: from `rope_tables`, for P + S positions.
       reach: number of tokens that a token attends to: itself and those before
         it; `Shape.causal` is ignored.
@@ -191,9 +180,8 @@ class Attention(nnx.Module):
       (output [B, S, D], the keys and values of all P + S tokens).
     """
     own = self._keys(x)
-    past = PastKeyValues(
-      *(jnp.concatenate(y, 1) for y in zip(past, own, strict=True))
-    )
+    both = zip(past, own, strict=True)
+    past = KeyValues(*(jnp.concatenate(y, axis=1) for y in both))
     num_past = past.key.shape[1] - x.shape[1]
     last = tables[0][num_past:], tables[1][num_past:]
     compute = self.precision.compute
@@ -259,6 +247,6 @@ class Attention(nnx.Module):
     """Queries [B, S, H, d_h], not rotated."""
     return self.query_norm(self._heads(self.query(x)))
 
-  def _keys(self, x: Array) -> PastKeyValues:
+  def _keys(self, x: Array) -> KeyValues:
     key, value = self._heads(self.key(x)), self._heads(self.value(x))
-    return PastKeyValues(self.key_norm(key), value)
+    return KeyValues(self.key_norm(key), value)

@@ -127,8 +127,7 @@ def empty(
   Args:
     shape: structure of the blocks.
     num_layers: layers before the loop, in it, and after it.
-    batch, max_tokens, num_loops, kind, prompt_tokens: as in
-      `CausalFamily.empty_cache`.
+    batch, max_tokens, num_loops, kind, prompt_tokens: as there.
     precision: the model's dtypes.
   """
   before, core, after = num_layers

@@ -10,6 +10,7 @@ from loopjax.errors import UserError
 from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
+WIDTH = 4  # W, taps of the convolutions of memory layers.
 _REDUCTION = 8  # Ratio of channels to hidden features of the tap generator.
 
 
@@ -149,10 +150,10 @@ def convolve(x: Array, taps: Array, tail: Array | None) -> Array:
 
 
 def empty_tail(
-  batch: int, width: int, channels: tuple[int, ...], precision: Precision
+  batch: int, channels: tuple[int, ...], precision: Precision
 ) -> tuple[Array, ...]:
-  """Zeros [batch, width - 1, C] for each C in `channels`, compute dtype."""
-  shapes = [(batch, width - 1, c) for c in channels]
+  """Zeros [batch, WIDTH - 1, C] for each C in `channels`, compute dtype."""
+  shapes = [(batch, WIDTH - 1, c) for c in channels]
   return tuple(jnp.zeros(shape, precision.compute) for shape in shapes)
 
 

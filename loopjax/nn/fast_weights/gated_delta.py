@@ -35,7 +35,6 @@ class GatedDeltaNet(nnx.Module):
     value_width: int,
     *,
     num_key_heads: int | None = None,
-    convolution_width: int = 4,
     gates: Gates = Gates(),
     init: linear.Initializer = NORMAL,
     kernels: Kernels = Kernels(),
@@ -51,7 +50,6 @@ class GatedDeltaNet(nnx.Module):
       value_width: d_v of a head.
       num_key_heads: H_k, number of heads of queries and keys, each shared by
         H / H_k value heads; H if None.
-      convolution_width: W, number of taps of the convolutions.
       gates: initial values of the decay and write gates.
       init: initializer of every matrix.
       kernels: the implementation of the gated delta rule.
@@ -67,7 +65,7 @@ class GatedDeltaNet(nnx.Module):
     self.channels = (keys, keys, values)
     self.convolutions = nnx.List(
       [
-        convolution.ShortConvolution(channels, convolution_width, **shared)
+        convolution.ShortConvolution(channels, convolution.WIDTH, **shared)
         for channels in self.channels
       ]
     )
@@ -81,7 +79,6 @@ class GatedDeltaNet(nnx.Module):
       kernels=kernels,
       **shared,
     )
-    self.convolution_width = convolution_width
     self.precision = precision
 
   def initial_state(
@@ -95,9 +92,7 @@ class GatedDeltaNet(nnx.Module):
         If true, results do not depend on how a sequence is split into windows;
         otherwise the convolutions start every window with zeros.
     """
-    tail = convolution.empty_tail(
-      batch, self.convolution_width, self.channels, self.precision
-    )
+    tail = convolution.empty_tail(batch, self.channels, self.precision)
     fast = self.fast_weights.initial(batch)
     return State(fast, tail if carry_convolutions else None)
 

@@ -12,6 +12,7 @@ from flax import nnx
 from loopjax.kernels import Kernels
 from loopjax.nn import linear
 from loopjax.nn.fast_weights import convolution
+from loopjax.nn.fast_weights.gated_delta import GatedDeltaNet
 from loopjax.nn.fast_weights.layer import (
   NORMAL,
   FastWeights,
@@ -27,6 +28,8 @@ from loopjax.types import Array, Precision
 class JetBlock(nnx.Module):
   """Fast weights; silu for q, k and v, a dynamic convolution for v."""
 
+  initial_state = GatedDeltaNet.initial_state
+
   def __init__(
     self,
     width: int,
@@ -34,7 +37,6 @@ class JetBlock(nnx.Module):
     key_width: int,
     value_width: int,
     *,
-    convolution_width: int = 4,
     gates: Gates = Gates(),
     init: linear.Initializer = NORMAL,
     kernels: Kernels = Kernels(),
@@ -48,7 +50,6 @@ class JetBlock(nnx.Module):
       num_heads: H.
       key_width: d_k of a head.
       value_width: d_v of a head.
-      convolution_width: W, number of taps of the convolution.
       gates: initial values of the decay and write gates.
       init: initializer of every matrix, except W_2 of the convolution.
       kernels: the implementation of the gated delta rule.
@@ -65,7 +66,7 @@ class JetBlock(nnx.Module):
     self.key = linear.linear(width, num_heads * key_width, **shared)
     self.value = linear.linear(width, values, **shared)
     self.convolution = convolution.DynamicConvolution(
-      width, values, convolution_width, **shared
+      width, values, convolution.WIDTH, **shared
     )
     self.fast_weights = FastWeights(
       width,
@@ -77,18 +78,7 @@ class JetBlock(nnx.Module):
       **shared,
     )
     self.channels = (values,)
-    self.convolution_width = convolution_width
     self.precision = precision
-
-  def initial_state(
-    self, batch: int, *, carry_convolutions: bool = False
-  ) -> State:
-    """As in `GatedDeltaNet`."""
-    tail = convolution.empty_tail(
-      batch, self.convolution_width, self.channels, self.precision
-    )
-    fast = self.fast_weights.initial(batch)
-    return State(fast, tail if carry_convolutions else None)
 
   def __call__(
     self, x: Array, state: State, packing: Packing | None = None
