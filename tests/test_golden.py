@@ -8,7 +8,6 @@ numbers (of one family: `t.write("looped")`):
 """
 
 import functools
-import itertools
 import json
 
 import jax
@@ -21,13 +20,12 @@ from tests_support import (
   by_size,
   load_config,
   long_case,
-  make_datasets,
+  stacked,
+  train_batches,
 )
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import sharding
-from loopjax.data import pipeline
 from loopjax.optim import parameters
 
 FILE = ROOT / "tests" / "golden" / "ten_steps.json"
@@ -65,16 +63,7 @@ def ten_steps(name, **changes):
   config_lib.override(config, {**SETTINGS, **changes})
   settings = config_lib.resolve(config)
   program = program_lib.make_program(settings, jax.devices()[:1])
-  dataset = make_datasets(settings)["train"]
-  rows = itertools.islice(
-    pipeline.iterate(dataset.batches, num_threads=0), STEPS
-  )
-  batches = sharding.put_batch(
-    program.mesh,
-    jax.tree.map(lambda *parts: np.stack(parts), *rows),
-    settings.run.batch_size,
-    stacked=True,
-  )
+  batches = stacked(program, train_batches(settings, STEPS))
   state = program.init(jax.random.key(0))
   before = jax.device_get(state.params)
   state, metrics = program.train(state, batches, {})

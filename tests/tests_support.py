@@ -100,6 +100,24 @@ def make_datasets(settings):
   return train.make_datasets(settings, mesh)
 
 
+def train_batches(settings, number):
+  """The first batches of training, as one process reads them."""
+  from loopjax.data import pipeline
+
+  dataset = make_datasets(settings)["train"]
+  batches = pipeline.iterate(dataset.batches, num_threads=0)
+  return [next(batches) for _ in range(number)]
+
+
+def stacked(program, batches):
+  """The batches of one call of `program.train`."""
+  from loopjax import sharding
+
+  tree = jax.tree.map(lambda *rows: np.stack(rows), *batches)
+  size = len(batches[0]["weights"])
+  return sharding.put_batch(program.mesh, tree, size, stacked=True)
+
+
 def smoke(**overrides):
   """The Sudoku smoke config; section__key=value overrides."""
   from loopjax import config as config_lib

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests_support import ROOT, SMOKE, load_config, make_datasets
+from tests_support import ROOT, SMOKE, load_config, stacked, train_batches
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax.data import pipeline
 from loopjax.optim import chain, muon, parameters
 from loopjax.run.checkpoints import checkpoint, restore
 
@@ -292,16 +291,7 @@ def train(mesh, num_steps=3):
   )
   settings = config_lib.resolve(config)
   program = program_lib.make_program(settings, jax.devices()[: math.prod(mesh)])
-  batches = pipeline.iterate(
-    make_datasets(settings)["train"].batches, num_threads=0
-  )
-  rows = [next(batches) for _ in range(num_steps)]
-  batch = sharding.put_batch(
-    program.mesh,
-    jax.tree.map(lambda *parts: np.stack(parts), *rows),
-    settings.run.batch_size,
-    stacked=True,
-  )
+  batch = stacked(program, train_batches(settings, num_steps))
   state, _ = program.train(program.init(jax.random.key(0)), batch, {})
   return program, state
 

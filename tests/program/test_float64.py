@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from in_float64 import in_float64
-from tests_support import SMOKE, by_size, crossing, load_config, make_datasets
+from tests_support import SMOKE, by_size, crossing, load_config, train_batches
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.data import pipeline
 from loopjax.models import MODELS
 from loopjax.program import gradients
 
@@ -31,8 +30,7 @@ def both(name, precision):
   settings = config_lib.resolve(config)
   program = program_lib.make_program(settings, jax.devices()[:1])
   state = program.init(jax.random.key(0))
-  dataset = make_datasets(settings)["train"]
-  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+  (batch,) = train_batches(settings, 1)
 
   def loss_of(params, batch, key, step, teacher):
     del teacher

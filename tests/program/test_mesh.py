@@ -16,13 +16,13 @@ from tests_support import (
   crossing,
   load_config,
   long_case,
-  make_datasets,
+  stacked,
+  train_batches,
 )
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.fit import counts, hlo
 from loopjax.models import MODELS
@@ -68,17 +68,12 @@ def make(name, mesh, microbatches=1, more=()):
 def steps(settings, devices, num_steps=2):
   """State and metrics after two steps on batches with uneven weights."""
   program = program_lib.make_program(settings, devices)
-  dataset = make_datasets(settings)["train"]
-  batches = pipeline.iterate(dataset.batches, num_threads=0)
-  rows = [next(batches) for _ in range(num_steps)]
+  rows = train_batches(settings, num_steps)
   uneven = np.random.default_rng(0).uniform(0, 2, (settings.run.batch_size, 1))
   for row in rows:
     row["weights"] = (row["weights"] * uneven).astype(np.float32)
-  tree = jax.tree.map(lambda *parts: np.stack(parts), *rows)
-  batch = sharding.put_batch(
-    program.mesh, tree, settings.run.batch_size, stacked=True
-  )
-  return program.train(program.init(jax.random.key(0)), batch, {})
+  state = program.init(jax.random.key(0))
+  return program.train(state, stacked(program, rows), {})
 
 
 def assert_close(got, expected):

@@ -10,13 +10,12 @@ import optax
 import pupil
 import pytest
 from flax import nnx
-from tests_support import make_datasets, smoke
+from tests_support import smoke, stacked, train_batches
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import sharding, train
+from loopjax import train
 from loopjax.commands import describe
-from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.fit import measure, topology
 from loopjax.losses import tokens as token_losses
@@ -68,17 +67,7 @@ def taught(config, devices):
 def steps(config, devices, num_steps=3):
   """(state before, state after, metrics, the teacher's parameters)."""
   program, teacher_params = taught(config, devices)
-  settings = program.settings
-  batches = pipeline.iterate(
-    make_datasets(settings)["train"].batches, num_threads=0
-  )
-  rows = [next(batches) for _ in range(num_steps)]
-  batch = sharding.put_batch(
-    program.mesh,
-    jax.tree.map(lambda *parts: np.stack(parts), *rows),
-    settings.run.batch_size,
-    stacked=True,
-  )
+  batch = stacked(program, train_batches(program.settings, num_steps))
   state = program.init(jax.random.key(0))
   before = jax.device_get(state)
   return before, *program.train(state, batch, teacher_params), teacher_params
@@ -99,8 +88,7 @@ def test_the_loss_gets_the_averaged_model_of_the_newest_checkpoint(teacher):
   _, _, metrics, teacher_params = steps(config, jax.devices()[:1], 1)
   graphdef, expected = averaged(teacher, 20)
   jax.tree.map(np.testing.assert_array_equal, teacher_params, expected)
-  dataset = make_datasets(config_lib.resolve(config))["train"]
-  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
+  (batch,) = train_batches(config_lib.resolve(config), 1)
 
   @jax.jit
   def score(params):

@@ -9,12 +9,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tests_support import make_datasets, smoke
+from tests_support import smoke, stacked, train_batches
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax.data import pipeline
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import keys
 from loopjax.program import build, step
@@ -22,19 +21,11 @@ from loopjax.program import build, step
 
 def make(**overrides):
   settings = config_lib.resolve(smoke(**overrides))
-  dataset = make_datasets(settings)["train"]
-  batches = pipeline.iterate(dataset.batches, num_threads=0)
-  return settings, [next(batches) for _ in range(3)]
+  return settings, train_batches(settings, 3)
 
 
 def one_device(settings):
   return program_lib.make_program(settings, jax.devices()[:1])
-
-
-def stacked(program, batches):
-  tree = jax.tree.map(lambda *rows: np.stack(rows), *batches)
-  size = len(batches[0]["weights"])
-  return sharding.put_batch(program.mesh, tree, size, stacked=True)
 
 
 def test_steps_are_gradient_optimizer_and_average():
