@@ -13,7 +13,8 @@ own text: --config.task.train_files='books/*.txt'. Presets:
   paper   Huginn-3.5B: 3,564,976,800 parameters, 33 loops on average. Set
           task.train_files and task.tokenizer. Not run.
   parcae  Parcae's 140M: two layers each, diagonal injection, depth per row. Its
-          value embeddings and squared ReLU are missing. Not run.
+          value embeddings and squared ReLU are missing; training as in `paper`,
+          except Muon and AdamW's rate. Not run.
   smoke   used by tests.
 """
 

@@ -16,16 +16,18 @@ from loopjax.types import PRECISIONS, TaskSpec
 class Config:
   """Hyper-parameters; the defaults are the paper's (section 4.1).
 
+  Those marked "code" are from the authors' code, the paper does not state them.
+
   Attributes:
     width: D.
     num_heads: H.
     mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, number of steps in training.
     num_memory_tokens: M (T in the paper), learned tokens before the cells.
-    memory_init_std: standard deviation of their initial values.
+    memory_init_std: standard deviation of their initial values (code).
     norm: "derf_utm" (the paper), "derf", "rmsnorm" or "layernorm".
     positions: rotary positions. "overlap": memory 0 .. M - 1 and cells
-      0 .. T - 1 (the paper); "offset": cells M .. M + T - 1; "grid": the task's
+      0 .. T - 1 (code); "offset": cells M .. M + T - 1; "grid": the task's
       coordinates, on a board (row, column, box); "none": no rotation.
     rope_base: longest wavelength over 2 pi, in tokens.
     step_embedding: the vector added before step k >= K: "wrap": the vector of
@@ -34,16 +36,16 @@ class Config:
       the last step. Settings that the rule does not use must keep their
       defaults.
     router_bias: initial bias of the router; -3 is the paper's deep start.
-    router_input: input of the router: the output of the "block" (the paper), or
-      the "state" before it (as in T2T and Scenic).
-    epsilon: a token halts when its cumulative probability reaches 1 - epsilon.
+    router_input: input of the router: the output of the "block" (code), or the
+      "state" before it (as in T2T and Scenic).
+    epsilon: a token halts when its cumulative probability reaches 1 - epsilon
+      (code).
     forced_remainder: whether the last step gets all the remaining weight.
-    freeze: the state of a halted token: from before its last step ("pre", the
-      paper), from after it ("post"), or updated further ("none").
+    freeze: the state of a halted token: from before its last step ("pre",
+      code), from after it ("post"), or updated further ("none").
     ponder_weight: lambda, weight of the ponder cost.
     ponder_warmup_steps: number of steps over which lambda rises linearly.
-    ponder_over: the ponder cost is a mean over "all" tokens (the paper) or over
-      "cells".
+    ponder_over: the ponder cost is a mean over "all" tokens (code) or "cells".
     precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
