@@ -89,69 +89,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def start(options: Any) -> int:
   """Runs the command that options of `parser` name; returns the status."""
   from loopjax import config as config_lib
-  from loopjax import train
-  from loopjax.analysis import figures
-  from loopjax.commands import describe, ending
-  from loopjax.config import presets
   from loopjax.run import naming, user_cache, zoo
 
   user_cache.keep_compiled()
-  config, mode = options.config, options.mode
-  seeds = _seeds(options)
+  config, mode, seeds = options.config, options.mode, _seeds(options)
   for name in ("extend", "seeds"):
     if getattr(options, name) and mode not in ("train", "train_and_eval"):
       raise UserError(f"--{name} has no effect with --mode={mode}")
-  if options.list:
-    print(describe.listing())
-    return 0
-  if config is None:
-    raise UserError("--config=FILE is missing; --list shows the configs")
-  if jax.config.read("jax_enable_x64"):
-    raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
-  if mode == "describe":
-    print(describe.page(describe.describe(config)))
-    return 0
-  if mode == "describe_json":
-    print(json.dumps(describe.describe(config), indent=2))
+  if page := _page(options):
+    print(page)
     return 0
   settings = config_lib.resolve(config)  # Report mistakes first.
-  plain, overrides = settings.plain, options.overrides
-  name = options.config_name
-  by_user = {*overrides, *config_lib.by_user(config)}
+  by_user = {*options.overrides, *config_lib.by_user(config)}
   if seeds and "run.seed" in by_user:
     raise UserError("--seeds has no effect beside run.seed")
-  base = naming.workdir(name, by_user, plain)
+  base = naming.workdir(options.config_name, by_user, settings.plain)
   workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
-  _check_source(mode, overrides, workdir)
+  _check_source(mode, options.overrides, workdir)
   place = f"--workdir={workdir}" if options.workdir else "work directory"
   try:
     with command_line.ending_when_full(place):
-      processes.start(
-        options.distributed,
-        options.coordinator_address,
-        options.num_processes,
-        options.process_id,
-      )
-      _check_devices()
-      if jax.process_index() == 0:
-        print(f"work directory: {zoo.output(workdir)}")
-        chosen = (
-          f"preset: {presets.choice(name)}" if name else "config: its own"
-        )
-        print(chosen, flush=True)
-      rest = mode, figures.finish, options.extend
-      if mode == "eval":
-        from loopjax.train import score
-
-        summary = score.score_model(
-          config, workdir, figures.finish, options.limit
-        )
-        workdir = zoo.output(workdir)
-      elif seeds:
-        workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
-        summaries = train.run_seeds(config, workdirs, *rest)
-      else:
-        summary = train.run(config, workdir, *rest)
+      summaries = _run(options, workdir, seeds)
   except (processes.AgreedError, OSError):
     raise
   except processes.ProcessLostError as error:
@@ -161,21 +119,83 @@ def start(options: Any) -> int:
       raise
     _end_alone(error)
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
-  if seeds:
-    print(*ending.of_seeds(summaries, headline, workdir), sep="\n")
-    return max(_STATUS[one["status"]] for one in summaries.values())
+  _say_end(options, summaries, headline, zoo.output(workdir))
+  return max(_STATUS[one["status"]] for one in summaries.values())
+
+
+def _page(options: Any) -> str:
+  """What to print instead of running; "" if there is something to run."""
+  from loopjax.commands import describe
+
+  if options.list:
+    return describe.listing()
+  if options.config is None:
+    raise UserError("--config=FILE is missing; --list shows the configs")
+  if jax.config.read("jax_enable_x64"):
+    raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
+  if options.mode == "describe":
+    return describe.page(describe.describe(options.config))
+  if options.mode == "describe_json":
+    return json.dumps(describe.describe(options.config), indent=2)
+  return ""
+
+
+def _run(
+  options: Any, workdir: pathlib.Path, seeds: list[int]
+) -> dict[Any, dict[str, Any]]:
+  """Trains or scores; the summaries by seed, by None without --seeds."""
+  from loopjax import train
+  from loopjax.analysis import figures
+  from loopjax.config import presets
+  from loopjax.run import zoo
+  from loopjax.train import score
+
+  processes.start(
+    options.distributed,
+    options.coordinator_address,
+    options.num_processes,
+    options.process_id,
+  )
+  _check_devices()
+  config, name, finish = options.config, options.config_name, figures.finish
   if jax.process_index() == 0:
-    print(*ending.lines(summary, headline, workdir, mode), sep="\n")
+    print(f"work directory: {zoo.output(workdir)}")
+    chosen = f"preset: {presets.choice(name)}" if name else "config: its own"
+    print(chosen, flush=True)
+  if options.mode == "eval":
+    return {None: score.score_model(config, workdir, finish, options.limit)}
+  rest = options.mode, finish, options.extend
+  if seeds:
+    workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
+    return train.run_seeds(config, workdirs, *rest)
+  return {None: train.run(config, workdir, *rest)}
+
+
+def _say_end(
+  options: Any,
+  summaries: Mapping[Any, dict[str, Any]],
+  headline: tuple[str, ...],
+  workdir: pathlib.Path,
+) -> None:
+  """Prints the scores, and how to resume what was stopped."""
+  from loopjax.commands import ending
+
+  if None not in summaries:
+    print(*ending.of_seeds(summaries, headline, workdir), sep="\n")
+    return
+  summary, is_first = summaries[None], jax.process_index() == 0
+  if is_first:
+    print(*ending.lines(summary, headline, workdir, options.mode), sep="\n")
   if "reason" in summary:
     print(f"{summary['status']}: {summary['reason']}", file=sys.stderr)
-  if summary["status"] == "preempted" and jax.process_index() == 0:
-    where = f"stopped after step {summary['steps']} of {config.run.num_steps}"
+  if summary["status"] == "preempted" and is_first:
+    last = options.config.run.num_steps
+    where = f"stopped after step {summary['steps']} of {last}"
     again = f"{where}; to resume, run:"
-    if mode == "eval":
+    if options.mode == "eval":
       again = "stopped before all scores were there; to score again, run:"
     print(again, file=sys.stderr)
     print(shlex.join(sys.orig_argv), file=sys.stderr)
-  return _STATUS[summary["status"]]
 
 
 def _seeds(options: Any) -> list[int]:
