@@ -32,7 +32,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, melt
 from loopjax.program.eval_step import model_inputs
 from loopjax.run import workdir as workdir_lib
-from loopjax.types import PRECISIONS, Array
+from loopjax.types import Array
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 MAP_THRESHOLD = 0.5
@@ -207,8 +207,7 @@ def _of_rows(
     model.readout_input(hidden),
     model.readout_table(),
     rows,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
+    **token_losses.of_model(model),
   )
   first = model.embed(rows["inputs"], None)[None]
   hidden = hidden[:num_loops]
@@ -386,8 +385,7 @@ def _read_tokens(
     jnp.swapaxes(hidden, 0, 1)[None],
     model.readout_table(),
     {"targets": targets},
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
+    **token_losses.of_model(model),
   )
   return losses[0], loops.T
 

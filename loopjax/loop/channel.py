@@ -40,10 +40,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import sharding
+from loopjax.errors import UserError
 from loopjax.kernels import vocabulary
 from loopjax.kernels.vocabulary import product
 from loopjax.nn import norm
-from loopjax.types import Array, Precision
+from loopjax.types import Array, Precision, TaskSpec
 
 _ROWS_AT_ONCE = 8  # Vectors per token gathered in one step.
 
@@ -293,6 +294,15 @@ def _slices(x: Array) -> Array:
 def _by_role(d_table, d_head, tables):
   """Gradients of (E, U), or their sum if both are one table."""
   return (d_table, d_head) if len(tables) == 2 else (d_table + d_head,)
+
+
+def check_top_k(top_k: int, spec: TaskSpec) -> None:
+  """Raises UserError if a task has fewer tokens than are to be averaged."""
+  num_tokens = spec.vocab_size - spec.num_padding_tokens
+  if top_k > num_tokens:
+    raise UserError(
+      f"model.top_k={top_k} is more than the {num_tokens} tokens of the task"
+    )
 
 
 Decode = Callable[[int], Array]  # top_k -> Phi.

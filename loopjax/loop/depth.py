@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.errors import UserError
+from loopjax.loop import driver
 from loopjax.types import Array, Metrics
 
 Carry = TypeVar("Carry")
@@ -236,17 +237,17 @@ def run(
 
   def before(n: Array, carry: Carry) -> Carry:
     index = jnp.broadcast_to(n, depth.shape)
-    return _chosen(n < cut, step_fn(fixed, carry, index), carry)
+    return driver.chosen(n < cut, step_fn(fixed, carry, index), carry)
 
   after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
   # Rows without earlier loops keep the gradient to their initial carry.
-  carry = _chosen(cut > 0, after, carry)
+  carry = driver.chosen(cut > 0, after, carry)
 
   # Steps that no row needs run too: with a `cond`, the backward pass would
   # store the weights for every loop.
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
     new = step_fn(shared, carry, cut + n)
-    return _chosen(n < depth, new, carry), None
+    return driver.chosen(n < depth, new, carry), None
 
   return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]
 
@@ -272,7 +273,7 @@ def run_all(
   def loop(shared: Any, carry: Carry, n: Array) -> Carry:
     def one(carry: Carry) -> Carry:
       index = jnp.broadcast_to(n, depth.shape)
-      return _chosen(n < depth, step_fn(shared, carry, index), carry)
+      return driver.chosen(n < depth, step_fn(shared, carry, index), carry)
 
     return jax.lax.cond(n < jnp.max(depth), one, lambda carry: carry, carry)
 
@@ -280,13 +281,3 @@ def run_all(
   return jax.lax.scan(
     lambda carry, n: (step(shared, carry, n), None), carry, jnp.arange(most)
   )[0]
-
-
-def _chosen(where: Array, new: Carry, old: Carry) -> Carry:
-  """`new` where the condition, a scalar or [B], holds, else `old`."""
-
-  def choose(x: Array, y: Array) -> Array:
-    shape = where.shape + (1,) * (x.ndim - where.ndim if where.ndim else 0)
-    return jnp.where(where.reshape(shape), x, y)
-
-  return jax.tree.map(choose, new, old)

@@ -190,6 +190,21 @@ def run_implicit(
   return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 
+def chosen(where: Array, new: Carry, old: Carry) -> Carry:
+  """`new` where the condition, a scalar or [B], holds, else `old`.
+
+  Args:
+    where: bool.
+    new, old: pytrees of arrays [B, ...].
+  """
+
+  def choose(x: Array, y: Array) -> Array:
+    shape = where.shape + (1,) * (x.ndim - where.ndim if where.ndim else 0)
+    return jnp.where(where.reshape(shape), x, y)
+
+  return jax.tree.map(choose, new, old)
+
+
 def _while_loop(step_fn, carry, num_steps, done_fn):
   """The `while` loop; writes records into buffers of K rows."""
   record = jax.eval_shape(step_fn, carry, jnp.asarray(0))[1]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from loopjax.loop import driver
 from loopjax.types import Array
 
 # Entries of an example that are kept.
@@ -66,17 +67,12 @@ def refilled(
     batch: has ENTRIES.
     start: initial state, [B, ...] arrays.
   """
-
-  def choose(new: Array, old: Array) -> Array:
-    halted = jnp.expand_dims(rows.halted, tuple(range(1, old.ndim)))
-    return jnp.where(halted, new, old)
-
   example = {name: batch[name] for name in ENTRIES}
   return SupervisionState(
-    jax.tree.map(choose, start, rows.state),
+    driver.chosen(rows.halted, start, rows.state),
     jnp.where(rows.halted, 0, rows.steps),
     jnp.zeros_like(rows.halted),
-    {name: choose(example[name], rows.example[name]) for name in ENTRIES},
+    driver.chosen(rows.halted, example, rows.example),
   )
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from loopjax.kernels import vocabulary
 from loopjax.kernels.vocabulary import product
-from loopjax.losses.tokens import weighted_mean
+from loopjax.losses.tokens import means_by_loop
 from loopjax.types import Array, Batch, Precision
 
 Readout = tuple[Array, Array]  # Hidden states [..., D], folded table [C, n, D].
@@ -89,9 +89,7 @@ def by_loop(
     temperature=temperature,
     num_padding_tokens=num_padding_tokens,
   )
-  return jax.vmap(
-    lambda x: weighted_mean(x, batch["weights"], batch.get("mean_weight"))
-  )(divergence)
+  return means_by_loop(divergence, batch)
 
 
 @jax.named_scope("read_out")

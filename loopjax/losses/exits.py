@@ -8,7 +8,7 @@ this objective nor the loss of any loop.
 import jax
 import jax.numpy as jnp
 
-from loopjax.losses.tokens import weighted_mean
+from loopjax.losses.tokens import batch_mean, means_by_loop
 from loopjax.types import Array, Batch, Metrics
 
 # Constants of the second stage (section 3.4): k, and gamma in nats.
@@ -33,13 +33,13 @@ def expected(
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   chance = jnp.exp(log_chance)
-  cross_entropy = _mean(jnp.sum(chance * losses, axis=0), batch)
-  entropy = _mean(-jnp.sum(chance * log_chance, axis=0), batch)
+  cross_entropy = batch_mean(jnp.sum(chance * losses, axis=0), batch)
+  entropy = batch_mean(-jnp.sum(chance * log_chance, axis=0), batch)
   return cross_entropy - entropy_weight * entropy, {
     "cross_entropy": cross_entropy,
     "exit_entropy": entropy,
-    "loop_loss": _mean_by_loop(losses, batch),
-    "exit_chance": _mean_by_loop(chance, batch),
+    "loop_loss": means_by_loop(losses, batch),
+    "exit_chance": means_by_loop(chance, batch),
   }
 
 
@@ -66,14 +66,4 @@ def improvement(losses: Array, logits: Array, batch: Batch) -> Array:
     go_on * jax.nn.log_sigmoid(-logits[1:])
     + (1.0 - go_on) * jax.nn.log_sigmoid(logits[1:])
   )
-  return _mean(jnp.mean(of_loops, axis=0), batch)
-
-
-def _mean_by_loop(values: Array, batch: Batch) -> Array:
-  """The weighted mean after each loop, f32 [K], of values [K, B, T]."""
-  return jax.vmap(lambda x: _mean(x, batch))(values)
-
-
-def _mean(values: Array, batch: Batch) -> Array:
-  """The weighted mean of values [B, T]."""
-  return weighted_mean(values, batch["weights"], batch.get("mean_weight"))
+  return batch_mean(jnp.mean(of_loops, axis=0), batch)

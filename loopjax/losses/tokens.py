@@ -268,6 +268,35 @@ def weighted_mean(
   return jnp.mean(values * weights) / jnp.maximum(mean_weight, 1e-9)
 
 
+def batch_mean(values: Array, batch: Batch) -> Array:
+  """The mean of values [B, T] by the weights of a batch, f32 scalar.
+
+  Args:
+    values: [B, T].
+    batch: "weights" [B, T], and optionally "mean_weight", see `weighted_mean`.
+  """
+  return weighted_mean(values, batch["weights"], batch.get("mean_weight"))
+
+
+def means_by_loop(values: Array, batch: Batch) -> Array:
+  """`batch_mean` of values [K, B, T] after each loop, f32 [K]."""
+  return jax.vmap(lambda x: batch_mean(x, batch))(values)
+
+
+def row_means(values: Array, weights: Array) -> Array:
+  """Weighted means of the rows of [B, T], f32 [B]; 0 without any weight."""
+  weights = weights.astype(jnp.float32)
+  return jnp.sum(values * weights, 1) / jnp.maximum(jnp.sum(weights, 1), 1e-9)
+
+
+def of_model(model: Any) -> dict[str, Any]:
+  """The last arguments of `next_token` and its like, for a model."""
+  return {
+    "num_padding_tokens": model.spec.num_padding_tokens,
+    "precision": PRECISIONS[model.config.precision],
+  }
+
+
 def linear_warmup(step: Array, num_steps: int) -> Array:
   """min(1, step / num_steps), the factor of a penalty; 1 without warm-up.
 
@@ -312,8 +341,7 @@ def next_token(
   )
 
   def mean(values: Array) -> Array:
-    values = jnp.pad(values, ((0, 0), (without, 0)))
-    return weighted_mean(values, batch["weights"], batch.get("mean_weight"))
+    return batch_mean(jnp.pad(values, ((0, 0), (without, 0))), batch)
 
   return mean(losses), mean(normaliser**2)
 
@@ -354,15 +382,8 @@ def next_token_by_loop(
 def of_rows(model: Any, output: Output, batch: Batch) -> Array:
   """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
   hidden, table = jax.lax.stop_gradient((output.hidden, model.readout_table()))
-  losses = next_token_by_loop(
-    hidden[None],
-    table,
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )[0]
-  weights = batch["weights"].astype(jnp.float32)
-  return jnp.sum(losses * weights, 1) / jnp.maximum(jnp.sum(weights, 1), 1e-9)
+  (losses,) = next_token_by_loop(hidden[None], table, batch, **of_model(model))
+  return row_means(losses, batch["weights"])
 
 
 def read_out(
@@ -416,11 +437,6 @@ def of_output(
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  total, _ = next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
+  table = model.readout_table()
+  total, _ = next_token(output.hidden, table, batch, **of_model(model))
   return total, output.loops

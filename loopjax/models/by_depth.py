@@ -1,17 +1,16 @@
 """Batching by depth: the rows of a batch may be in different loops.
 
-A row runs one loop of its token at a time, and begins the next token when it
-has left: it waits for no other row.
+Each call runs one loop of every row. A row whose token exits begins its next
+token in the next call, without waiting for other rows.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from loopjax.loop import exits
+from loopjax.loop import driver, exits
 from loopjax.models import causal, exiting
 from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import ByDepth
@@ -19,13 +18,13 @@ from loopjax.types import Array, Output
 
 
 class Progress(NamedTuple):
-  """How far each row is in the loops of a token; zeros between two tokens.
+  """The progress of each row's token; zeros between two tokens.
 
   Attributes:
-    hidden: [B, 1, D], the state after the loops that were run.
-    state: their number, and what the gate said.
-    seen: the read-outs before, if the exit rule compares them.
-    own: what else a family keeps between loops, [B, ...]; None for nothing.
+    hidden: the state after the loops so far, [B, 1, D].
+    state: the number of loops so far, and the gate's log-probability.
+    seen: earlier read-outs, if the exit rule compares them.
+    own: a family's other state between loops, [B, ...]; None for none.
   """
 
   hidden: Any
@@ -35,7 +34,7 @@ class Progress(NamedTuple):
 
 
 def between_tokens(model: Any, batch: int, rule: str) -> Progress:
-  """The progress of B rows that have begun no token."""
+  """The progress of B rows between two tokens."""
   first = model.token_embedding(jnp.zeros((batch, 1), jnp.int32))
   nothing = exits.nothing_seen(rule, batch, model.spec.vocab_size)
   state = exits.start(jnp.zeros(batch, bool))
@@ -58,7 +57,7 @@ def advance(
   )
 
   def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
-    del live  # Of rows that read nothing no place is written.
+    del live  # Rows that read nothing have no places to write to.
     return model.transform(call, (hidden, cache), k)
 
   start = model.embed(tokens, None)
@@ -91,20 +90,21 @@ def run_one(
   """Runs the next loop of every row, its first if it is between two tokens.
 
   Args:
-    model, exit_policy, step, start, reads: as of `run`; the loop is i32 [B].
+    model, exit_policy, step, start, reads: as in `exiting.run`; the loop's
+      index is i32 [B].
     progress: of the rows.
 
   Returns:
-    (the hidden states, `cached`, the number of loops of each row that has left
-    and 0 for the others, i32 [B], the progress without `own`).
+    (hidden states [B, 1, D]; `cached`; the number of loops of each row that has
+    exited, 0 for the others, i32 [B]; the progress, with `own` unchanged).
   """
   first, cached = start
   nothing = exits.nothing_seen(
     exit_policy.rule, len(reads), model.spec.vocab_size
   )
   begun = progress.state.loops > 0
-  hidden, state, seen = jax.tree.map(
-    functools.partial(by_row, begun),
+  hidden, state, seen = driver.chosen(
+    begun,
     (progress.hidden, progress.state, progress.seen),
     (first, exits.start(reads), nothing),
   )
@@ -117,13 +117,7 @@ def run_one(
   state = state._replace(loops=jnp.where(state.live, state.loops, 0))
   after = progress._replace(hidden=hidden, state=state, seen=seen)
   # Rows that read nothing may be within a token.
-  after = jax.tree.map(functools.partial(by_row, reads), after, progress)
-  return hidden, cached, loops, after
-
-
-def by_row(which: Array, x: Array, other: Array) -> Array:
-  """x [B, ...] in the rows `which`, bool [B], and `other` in the others."""
-  return jnp.where(which.reshape(-1, *[1] * (x.ndim - 1)), x, other)
+  return hidden, cached, loops, driver.chosen(reads, after, progress)
 
 
 BY_DEPTH = ByDepth(between_tokens, advance)

@@ -188,19 +188,13 @@ class Model(nnx.Module):
 
   def _make_channel(self) -> channel.MixedChannel:
     """The channel of equations 4 to 6, as configured."""
-    config = self.config
-    precision = PRECISIONS[config.precision]
-    num_padding = self.spec.num_padding_tokens
-    if config.top_k > self.spec.vocab_size - num_padding:
-      raise UserError(
-        f"model.top_k={config.top_k} is more than the"
-        f" {self.spec.vocab_size - num_padding} tokens of the task"
-      )
+    config, precision = self.config, PRECISIONS[self.config.precision]
+    channel.check_top_k(config.top_k, self.spec)
     decoder = channel.SoftDecoder(
       config.temperature,
       config.top_k,
       config.decode_gradient,
-      num_padding,
+      self.spec.num_padding_tokens,
       precision,
     )
     gate = GATES[config.gate](config, precision)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from loopjax import checks
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear
-from loopjax.types import PRECISIONS, Array
+from loopjax.types import Array
 
 # The statistics of a loop, and its requested traces.
 Record = tuple[dict[str, Array], dict[str, Array]]
@@ -85,13 +85,8 @@ def measured(
     "loss", cross-entropy of the targets, f32 [B, T], nats; "prediction", i32
     [B, T]; and the statistics of `state`.
   """
-  tokens = token_losses.read_out(
-    hidden,
-    model.readout_table(),
-    targets,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
+  table, how = model.readout_table(), token_losses.of_model(model)
+  tokens = token_losses.read_out(hidden, table, targets, **how)
   scores = {"loss": tokens.losses, "prediction": tokens.predicted}
   return {**scores, **state(before, after)}
 

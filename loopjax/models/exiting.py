@@ -18,7 +18,7 @@ Between = Callable[[Array, Array], Array]
 
 
 def exit_rule(config: Any) -> str:
-  """ "gate" if the model has an exit gate, otherwise "fixed"."""
+  """See `Exits.rule`: "gate" with an exit gate, otherwise "fixed"."""
   return "fixed" if config.exit_gate == "none" else "gate"
 
 

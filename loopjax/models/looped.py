@@ -8,7 +8,6 @@ gate after every loop.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
 from loopjax.protocols import AnyTeacher, Exits, Family, Reading
 from loopjax.types import (
-  PRECISIONS,
   Array,
   Batch,
   LoopOptions,
@@ -183,10 +181,7 @@ def loss(
   """
   del step, teacher  # No schedule, no teacher.
   config, documents = model.config, batch.get("documents")
-  readout: dict[str, Any] = {
-    "num_padding_tokens": model.spec.num_padding_tokens,
-    "precision": PRECISIONS[config.precision],
-  }
+  readout = token_losses.of_model(model)
   has_exits = config.exit_gate in ("joint", "alone")
   trace = ("hidden",) if has_exits else ()
   keys = by_example(key, batch)

@@ -310,9 +310,7 @@ def loss(
   )
   short_loss, _ = token_losses.of_output(model, short, batch)
   apart = jax.lax.stop_gradient(long.hidden) - short.hidden
-  consistency = token_losses.weighted_mean(
-    jnp.mean(apart**2, axis=-1), batch["weights"], batch.get("mean_weight")
-  )
+  consistency = token_losses.batch_mean(jnp.mean(apart**2, axis=-1), batch)
   total = (
     long_loss
     + config.short_weight * short_loss

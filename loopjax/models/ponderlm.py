@@ -94,12 +94,7 @@ class Model(nnx.Module):
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)
-    num_tokens = spec.vocab_size - spec.num_padding_tokens
-    if config.top_k > num_tokens:
-      raise UserError(
-        f"model.top_k={config.top_k} is more than the {num_tokens} tokens of"
-        " the task"
-      )
+    channel.check_top_k(config.top_k, spec)
     self.decode = channel.SoftDecoder(
       config.temperature,
       config.top_k,

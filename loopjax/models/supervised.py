@@ -241,7 +241,7 @@ def loss(
   targets, weights = rows.example["targets"], rows.example["weights"]
   logits = token_losses.DISTRIBUTIONS[config.token_loss](logits)
   losses = token_losses.token_cross_entropy(logits, targets)
-  cross_entropy = jnp.mean(_mean(losses, weights))
+  cross_entropy = jnp.mean(token_losses.row_means(losses, weights))
   right = jnp.all((jnp.argmax(logits, -1) == targets) | (weights == 0), axis=1)
   halt_loss = _binary_cross_entropy(q[:, 0], right)
   total = cross_entropy + _HALT_WEIGHT * halt_loss
@@ -269,12 +269,6 @@ def loss(
     "carried": Carried(by_example=next_rows),
   }
   return total, result
-
-
-def _mean(values: Array, weights: Array) -> Array:
-  """Weighted means of the rows of [B, T], f32 [B]; 0 without any weight."""
-  total = jnp.sum(weights, axis=1)
-  return jnp.sum(values * weights, axis=1) / jnp.maximum(total, 1e-9)
 
 
 def _binary_cross_entropy(logits: Array, target: Array) -> Array:

@@ -161,7 +161,7 @@ def splits(params: Any) -> Any:
 
 
 def optimizers(params: Any) -> Any:
-  """ "muon" or "adamw" for every parameter of a run that has both."""
+  """The optimizer of every parameter in a run with both, as in `Row`."""
   return jax.tree.map(lambda row: row.optimizer, rows(params))
 
 

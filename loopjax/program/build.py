@@ -123,9 +123,8 @@ def make_program(
     mesh, shapes, tx, *map(params_sharding, (shapes.params, shapes.base))
   )
   if teacher:
-    options = dataclasses.replace(teacher.loop, kernels=settings.loop.kernels)
-    options = dataclasses.replace(options, remat="none")  # No gradients.
-    teacher = teacher._replace(loop=options)
+    same = {"kernels": settings.loop.kernels, "remat": "none"}  # No gradients.
+    teacher = teacher._replace(loop=dataclasses.replace(teacher.loop, **same))
   teacher_graphdef, teacher_params = (
     abstract_model(teacher) if teacher else (None, {})
   )

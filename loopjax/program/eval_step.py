@@ -9,7 +9,6 @@ from flax import nnx
 
 from loopjax.losses import tokens as token_losses
 from loopjax.types import (
-  PRECISIONS,
   Array,
   Batch,
   TokenScores,
@@ -79,10 +78,5 @@ def eval_step(
 
 def read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
   """Losses and predictions of a causal model's tokens."""
-  return token_losses.read_out(
-    hidden,
-    model.readout_table(),
-    batch["targets"],
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[model.config.precision],
-  )
+  table, how = model.readout_table(), token_losses.of_model(model)
+  return token_losses.read_out(hidden, table, batch["targets"], **how)

@@ -5,7 +5,6 @@ exited. By depth, a step is one loop of every row: when a row exits, its token
 is sampled and it starts the next one in the next step.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ from loopjax.generate.programs.slots import (
   State,
   repeat,
 )
-from loopjax.models import by_depth
+from loopjax.loop import driver
 from loopjax.types import Array, Output
 
 
@@ -105,11 +104,8 @@ def decode(
   state, generated = repeat(one_token, state, active, num_steps)
   # A token that was begun by depth has been read from its first loop on.
   progress = state.slots.progress
-  progress = jax.tree.map(
-    functools.partial(by_depth.by_row, active),
-    jax.tree.map(jnp.zeros_like, progress),
-    progress,
-  )
+  nothing = jax.tree.map(jnp.zeros_like, progress)
+  progress = driver.chosen(active, nothing, progress)
   slots = state.slots._replace(progress=progress)
   return state._replace(slots=slots), generated
 

@@ -155,20 +155,12 @@ class Layer(nnx.Module):
       output, steps = output / mass[..., None], steps / mass
     if where == "post_layer":
       output, reads = self.enrich(output, global_bank, token_weights, trace)
-    run = steps_run.astype(jnp.float32)
-    in_loop = records.pop("reads")
-    for name in SLOTS:
-      if name in in_loop:
-        records[name] = in_loop.pop(name)
-      elif name in reads:  # The same in all iterations.
-        once = reads.pop(name)
-        records[name] = jnp.broadcast_to(once, (num_loops, *once.shape))
-    reads |= {name: jnp.sum(x, axis=0) / run for name, x in in_loop.items()}
     mean = jnp.sum(token_weights * steps, axis=1)
     variance = jnp.sum(token_weights * (steps - mean[:, None]) ** 2, axis=1)
+    run = steps_run.astype(jnp.float32)
     return output, carry.cache, {
-      **records, "steps": mean, "steps_std": jnp.sqrt(variance), "run": run,
-      "reads": reads,
+      **_with_reads(records, reads, run), "run": run,
+      "steps": mean, "steps_std": jnp.sqrt(variance),
       "divergence": jnp.sum(token_weights * carry.divergence, axis=1),
     }  # fmt: skip
 
@@ -254,3 +246,22 @@ class Layer(nnx.Module):
     step = jnp.broadcast_to(t / self.config.num_loops, (*h.shape[:2], 1))
     logits = self.router(jnp.concatenate([h, step], axis=-1))
     return jax.nn.sigmoid(logits[..., 0])
+
+
+def _with_reads(
+  records: dict[str, Any], once: dict[str, Array], run: Array
+) -> dict[str, Any]:
+  """The iterations' records, with "reads": means of those of the banks.
+
+  Args:
+    records: of all iterations; their "reads" are those "in_loop".
+    once: statistics of a read outside of the loop.
+    run: number of iterations that ran.
+  """
+  reads, num_loops = records.pop("reads"), len(records["weight"])
+  slots = {name: reads.pop(name) for name in SLOTS if name in reads}
+  for name in SLOTS:
+    if name in once:  # The same in all iterations.
+      slots[name] = jnp.repeat(once.pop(name)[None], num_loops, axis=0)
+  means = {name: jnp.sum(x, axis=0) / run for name, x in reads.items()}
+  return {**records, **slots, "reads": once | means}

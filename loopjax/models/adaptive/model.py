@@ -89,19 +89,14 @@ class Model(nnx.Module):
     """Predicts every next token.
 
     Args:
-      inputs: token ids [B, T]; any T. Padding must be at the end.
+      inputs, documents, cache, valid: see `causal.begin`.
       num_loops: number of iterations of every layer, from 1 to N; N if None.
-      kind: how the loops are executed; as in the model's options if None. With
-        "while" a layer's loop ends when all tokens have halted.
+      kind: as there; with "while" a layer's loop ends when all tokens have
+        halted.
       trace: names from TRACES: "hidden" h^(t) of the last layer, f32
         [N, B, T, D]; "halting" p_halt^(t) of all layers, f32 [N, B, T, L];
         "local_slots" and "global_slots", for banks that exist: the mean over
         tokens of the attention over slots, f32 [N, B, L, M].
-      documents: i32 [B, T], a number for each document of a row; tokens attend
-        within their document. None if a row is one document.
-      cache: cache of the tokens that precede these, or None.
-      valid: bool [B, T], False for padding; only with a cache. None without
-        padding.
       exit_threshold: in (0, 1]. A token halts in a layer when the sum of its
         p_halt reaches the threshold; that iteration gets the remainder. Other
         tokens still attend to it. Not checked if it is an array.
@@ -228,8 +223,7 @@ def loss(
     output.hidden,
     model.readout_table(),
     batch,
-    num_padding_tokens=model.spec.num_padding_tokens,
-    precision=PRECISIONS[config.precision],
+    **token_losses.of_model(model),
   )
   penalty = output.losses["prior" if config.ponder_prior else "ponder"]
   total = cross_entropy + config.ponder_weight * penalty

@@ -272,7 +272,8 @@ def advance(
     valid[:, 0],
   )
   latents, (key, value) = kept
-  own = by_depth.by_row(valid, jnp.swapaxes(latents, 0, 1), progress.own)
+  latents = jnp.swapaxes(latents, 0, 1)
+  own = driver.chosen(valid[:, 0], latents, progress.own)
   stats = {"loops_run": loops.astype(jnp.float32)}
   output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   length = cache.length + (loops > 0)

@@ -24,7 +24,7 @@ from loopjax.models.melt.config import Config, Options
 from loopjax.models.melt.model import Model
 from loopjax.models.melt.parameters import Layer, Stack
 from loopjax.protocols import Teacher
-from loopjax.types import PRECISIONS, Array, Batch, Metrics, TaskSpec
+from loopjax.types import Array, Batch, Metrics, TaskSpec
 
 
 def check_teacher(
@@ -81,10 +81,7 @@ def loss(
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   config, tokens = model.config, batch["inputs"]
-  readout: dict[str, Any] = {
-    "num_padding_tokens": model.spec.num_padding_tokens,
-    "precision": PRECISIONS[config.precision],
-  }
+  readout = token_losses.of_model(model)
   learns = config.distill != "none"
   targets = teacher_outputs(teacher, config, batch) if learns else {}
   offset = None
@@ -131,11 +128,7 @@ def loss(
   metrics |= {"distill": divergence}
   if config.align_weight:
     distance = shift.unpad(records["squared_distance"], 3)
-    align = token_losses.weighted_mean(
-      jnp.mean(distance, axis=(0, 1)),
-      batch["weights"],
-      batch.get("mean_weight"),
-    )
+    align = token_losses.batch_mean(jnp.mean(distance, axis=(0, 1)), batch)
     total += config.align_weight * align
     metrics |= {"align": align}
   return total, metrics

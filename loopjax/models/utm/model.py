@@ -272,10 +272,8 @@ def loss(
   del key, teacher  # No dropout, no teacher.
   config = model.config
   output = model(batch["inputs"])
-  cross_entropy = token_losses.weighted_mean(
-    token_losses.token_cross_entropy(output.logits, batch["targets"]),
-    batch["weights"],
-    batch.get("mean_weight"),
+  cross_entropy = token_losses.batch_mean(
+    token_losses.token_cross_entropy(output.logits, batch["targets"]), batch
   )
   ponder_weight = config.ponder_weight * token_losses.linear_warmup(
     step, config.ponder_warmup_steps
