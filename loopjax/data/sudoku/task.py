@@ -184,8 +184,13 @@ def make_dataset(
   if puzzles.sha256:
     facts[f"{split}_sha256"] = puzzles.sha256
   if split == "train" and config.test_csv:
+    test = _puzzles(config, "test")
+    if test.sha256 == puzzles.sha256:
+      raise UserError(
+        f"{config.test_csv}: has the same puzzles as {config.train_csv}"
+      )
     facts["test_solutions_in_train"] = _overlap(
-      config, puzzles.class_keys[chosen]
+      config, puzzles.class_keys[chosen], test.class_keys
     )
 
   def boards_of(examples):
@@ -320,13 +325,17 @@ def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
   return chosen[rng.choice(available, num, replace=False)]
 
 
-def _overlap(config: Config, train_keys: np.ndarray) -> int:
+def _overlap(
+  config: Config, train_keys: np.ndarray, test_keys: np.ndarray
+) -> int:
   """Number of test puzzles with the solution of a training puzzle.
 
   Symmetric solutions count as equal.
+
+  Args:
+    train_keys, test_keys: class keys of the solutions.
   """
-  test = _puzzles(config, "test")
-  seen = np.isin(test.class_keys, train_keys)
+  seen = np.isin(test_keys, train_keys)
   num = int(seen.sum())
   message = (
     f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have the same "

@@ -102,6 +102,9 @@ class Config:
         raise UserError(f"task.{field} is empty")
     if self.test_files:
       checks.without_effect("task", self, "test_files", "test_share")
+    for source in self.test_sources:
+      if source in self.sources:
+        raise UserError(f"task.test_files={source!r} is trained on")
     if not self.overlap_files:
       checks.without_effect("task", self, "overlap_files", "on_overlap")
     self._check_mixture()
