@@ -71,6 +71,9 @@ STORAGE = (
 )  # fmt: skip
 
 
+# Raised when nothing shows the output any more: a pipe, or a terminal.
+NO_READER = (errno.EPIPE, errno.EIO)
+
 _INTERRUPTED = 130  # As shells have it.
 
 

@@ -58,8 +58,13 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
       raise UserError(f"{workdir}: another run is using it") from error
+    except OSError as error:  # A file system without locks.
+      raise UserError(
+        f"{workdir}: cannot be locked: {error.strerror}; choose a --workdir on"
+        " a file system with locks"
+      ) from error
     yield
 
 

@@ -16,7 +16,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
-from loopjax.errors import UserError
+from loopjax.errors import NO_READER, UserError
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 from loopjax.program.step import BadSteps
@@ -152,6 +152,11 @@ def train(
   except preemption.Preempted:
     save()
     return state, Outcome("preempted", "", costs)
+  except OSError as error:
+    if error.errno in NO_READER:  # Ends the process, but no step is lost.
+      save()
+      context.checkpoints.wait()
+    raise
   finally:
     tracer.close()
 

@@ -1,5 +1,7 @@
 """Whole runs: output, resuming, refusals."""
 
+import errno
+import fcntl
 import json
 import shutil
 import time
@@ -308,6 +310,16 @@ def test_a_directory_in_use_is_refused(tmp_path):
   with workdir_lib.locked(tmp_path), in_use:
     train.run(smoke(), tmp_path, "train")
   assert not (tmp_path / "config.json").exists()
+
+
+def test_a_file_system_without_locks_is_not_a_run_in_use(tmp_path, monkeypatch):
+  def flock(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  no_locks = pytest.raises(UserError, match=f"^{tmp_path}: cannot be locked: ")
+  with no_locks, workdir_lib.locked(tmp_path):
+    pass
 
 
 def test_an_unwritable_directory_is_named(tmp_path):
