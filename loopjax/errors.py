@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import io
 import os
 import pathlib
 import re
@@ -103,6 +104,9 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def guarded(*args: Any) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      # A character of another encoding must not end a run, when it is printed.
+      sys.stdout.reconfigure(errors="backslashreplace")  # As standard error.
     try:
       status = main(*args)
       sys.stdout.flush()  # Fails here rather than at the exit.

@@ -143,7 +143,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
   A reader sees the old file or a new one, never a partial one.
   """
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  temporary.write_text(text)
+  temporary.write_text(text, encoding="utf-8")  # On any machine.
   os.replace(temporary, path)
 
 
