@@ -143,7 +143,8 @@ def find(source: str) -> list[str]:
     p for p in glob.glob(source, recursive=True) if os.path.isfile(p)
   )
   if not paths:
-    raise UserError(f"{source}: no such file")
+    where = "" if os.path.isabs(source) else f" in {os.getcwd()}"
+    raise UserError(f"{source}: no such file{where}")
   return paths
 
 

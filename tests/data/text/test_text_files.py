@@ -4,6 +4,7 @@ import collections
 import csv
 import gzip
 import io
+import os
 import pathlib
 import sys
 import tarfile
@@ -257,8 +258,12 @@ def test_sources(tmp_path):
   assert files.find(f"{tmp_path}/c.md") == [f"{tmp_path}/c.md"]
   with pytest.raises(UserError, match="is a directory"):
     files.find(str(tmp_path))
-  with pytest.raises(UserError, match="no such file"):
+  with pytest.raises(UserError, match="no such file$"):
     files.find(f"{tmp_path}/*.jsonl")
+  with pytest.raises(
+    UserError, match=rf"\*.jsonl: no such file in {os.getcwd()}"
+  ):
+    files.find("*.jsonl")
   with pytest.raises(UserError, match="hf://OWNER/NAME/FILE"):
     files.find("hf://owner")
 
