@@ -1,5 +1,6 @@
 """Checks that several modules share, most of them of settings."""
 
+import codecs
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
@@ -138,9 +139,20 @@ def wrong_file(head: bytes) -> str:
     return "is a Git LFS pointer, not the file; run git lfs pull"
   if start.startswith((b"<!doctype html", b"<html")):
     return "is a web page, not the file; download it again"
-  if head.startswith(b"PK\x03\x04"):
-    return "is a zip archive; unpack it"
+  for magic, said in _WRONG.items():
+    if head.startswith(magic):
+      return said
   return ""
+
+
+_WRONG = {  # By the first bytes.
+  b"PK\x03\x04": "is a zip archive; unpack it",
+  b"BZh": "is compressed with bzip2; unpack it",
+  b"\xfd7zXZ\0": "is compressed with xz; unpack it",
+  b"%PDF-": "is a PDF file, not text",
+  codecs.BOM_UTF16_LE: "is UTF-16; save it as UTF-8",
+  codecs.BOM_UTF16_BE: "is UTF-16; save it as UTF-8",
+}
 
 
 def integer(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:

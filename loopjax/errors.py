@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import io
 import os
 import pathlib
 import re
@@ -71,6 +72,9 @@ STORAGE = (
 )  # fmt: skip
 
 
+# Raised when nothing shows the output any more: a pipe, or a terminal.
+NO_READER = (errno.EPIPE, errno.EIO)
+
 _INTERRUPTED = 130  # As shells have it.
 
 
@@ -100,6 +104,9 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def guarded(*args: Any) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+      # A character of another encoding must not end a run, when it is printed.
+      sys.stdout.reconfigure(errors="backslashreplace")  # As standard error.
     try:
       status = main(*args)
       sys.stdout.flush()  # Fails here rather than at the exit.

@@ -33,6 +33,18 @@ def flags(overrides: Mapping[str, Any]) -> list[str]:
   ]
 
 
+def split_name(config_name: str) -> tuple[str, str]:
+  """(file, argument) of --config=FILE[:argument].
+
+  Folders may have a colon in their names, and an argument a file `.py`.
+  """
+  path, _, argument = config_name.partition(":")
+  found = re.match(r"(.*?\.py)(?::(.*))?$", config_name, re.DOTALL)
+  if found and "/" in path and not path.endswith(".py"):
+    return found[1], found[2] or ""
+  return path, argument
+
+
 def split(argument: str) -> list[str]:
   """The comma-separated parts of the argument of --config=FILE:argument."""
   return [part for part in _OUTER_COMMA.split(argument) if part]

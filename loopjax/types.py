@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from loopjax.errors import UserError
+
 if TYPE_CHECKING:
   import grain  # Brings Orbax; a model needs neither.
 
@@ -43,6 +45,9 @@ PRECISIONS = {
 }
 
 
+MAX_LENGTH = 2**20  # Tokens of a row.
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
   """The properties of a task that a model depends on.
@@ -64,6 +69,9 @@ class TaskSpec:
       each token's document in its row, from 1; 0 for padding.
     predicts_next: whether targets are among the later inputs; models that
       attend to later tokens must reject the task.
+
+  Raises:
+    UserError: a row is longer than MAX_LENGTH.
   """
 
   vocab_size: int
@@ -78,6 +86,11 @@ class TaskSpec:
   predicts_next: bool = False
 
   def __post_init__(self) -> None:
+    if self.sequence_length > MAX_LENGTH:  # Before memory is used for it.
+      raise UserError(
+        f"section task: rows of {self.sequence_length:,} tokens exceed the"
+        f" maximum of {MAX_LENGTH:,}"
+      )
     if not self.coordinates:
       indices = tuple((i,) for i in range(self.sequence_length))
       object.__setattr__(self, "coordinates", indices)

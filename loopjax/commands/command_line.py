@@ -104,20 +104,20 @@ def _with_runs(options: Any, importer: Callable[[Any, str], str]) -> str:
   """options.config_name, in which runs take the place of imported folders."""
   from loopjax.config import presets
 
-  path, colon, argument = options.config_name.partition(":")
+  path, argument = sections.split_name(options.config_name)
   parts = []
   for part in sections.split(argument):
     key, equals, where = part.partition("=")
     is_import = equals and key == presets.IMPORT
     parts.append(f"{key}={importer(options, where)}" if is_import else part)
-  return f"{path}{colon}{','.join(parts)}"
+  return f"{path}:{','.join(parts)}" if parts else path
 
 
 def _load(config_name: str) -> Any:
   """The config that --config=FILE[:argument] names, locked."""
   from loopjax.config import presets
 
-  file, _, argument = config_name.partition(":")
+  file, argument = sections.split_name(config_name)
   path = pathlib.Path(file)
   if not path.exists():
     there = [other.name for other in path.parent.glob("*.py")]
@@ -150,7 +150,7 @@ def _meant(word: str) -> str:
   """What to type for a config that is named without its flag, or ""."""
   from loopjax.config import presets
 
-  path = pathlib.Path(presets.located(word).partition(":")[0])
+  path = pathlib.Path(sections.split_name(presets.located(word))[0])
   return f"did you mean --config={word}?" if path.is_file() else ""
 
 

@@ -132,7 +132,7 @@ def preset_of(arg: str, presets: Iterable[str]) -> str:
 
 def choice(config_name: str) -> str:
   """The preset that --config=FILE[:arg] selects, and the other choices."""
-  path, _, arg = config_name.partition(":")
+  path, arg = sections.split_name(config_name)
   names = list(read(path).get("PRESETS", ()))
   if not names:
     return f"none ({path} defines no presets)"
@@ -172,13 +172,13 @@ def located(config_name: str) -> str:
 
   So is `configs/sudoku_utm.py` where there is no such file.
   """
-  given, colon, argument = config_name.partition(":")
-  path = pathlib.Path(given)
+  given, _ = sections.split_name(config_name)
+  path, rest = pathlib.Path(given), config_name.removeprefix(given)
   short = path == pathlib.Path(path.stem)
   if not path.exists() and (short or path.parent.name == "configs"):
     known = folder() / f"{path.stem}.py"
     if known.is_file():
-      return f"{known}{colon}{argument}"
+      return f"{known}{rest}"
   return config_name
 
 

@@ -47,7 +47,7 @@ def workdir(
     overrides: "section.key" of the flags --config.section.key.
     config: the resolved config, as plain data.
   """
-  path, _, argument = config_name.partition(":")
+  path, argument = sections.split_name(config_name)
   parts = sections.split(argument)
   words = [_quoted(part) for part in parts if "=" not in part]
   changed = {part.partition("=")[0] for part in parts if "=" in part}
@@ -72,5 +72,8 @@ def workdir(
 def _quoted(value: Any) -> str:
   """A value as part of a file name; a tuple (1, 2) is 1+2."""
   parts = value if isinstance(value, list) else [value]
-  quoted = (urllib.parse.quote(str(part), safe="") for part in parts)
+  quoted = (
+    urllib.parse.quote(str(part), safe="", errors="surrogateescape")
+    for part in parts
+  )
   return "+".join(quoted)

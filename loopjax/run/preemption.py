@@ -18,8 +18,9 @@ class Preempted(Exception):
 class Notice:
   """Records whether the run was asked to stop.
 
-  A single process is stopped by SIGTERM or Ctrl-C; a second Ctrl-C kills it.
-  SIGTERM may come several times, since some schedulers repeat it at the limit.
+  A single process is stopped by SIGTERM, Ctrl-C or the loss of its terminal; a
+  second Ctrl-C kills it. SIGTERM may come several times, since some schedulers
+  repeat it at the limit.
   With several processes JAX's own service handles SIGTERM, so that a signal to
   one stops all at the same step: no handler may be installed here.
   """
@@ -36,8 +37,12 @@ class Notice:
     if others or not on_main:
       yield
       return
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = {which: signal.getsignal(which) for which in signals}
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {
+      which: signal.getsignal(which)
+      for which in signals
+      if signal.getsignal(which) != signal.SIG_IGN  # Set by nohup.
+    }
 
     def note(which, frame):
       del frame
@@ -45,10 +50,13 @@ class Notice:
       name = signal.Signals(which).name
       # Not print: it may be what the signal interrupted.
       line = f"{name}: saving and stopping; press Ctrl-C to stop at once\n"
-      os.write(sys.stderr.fileno(), line.encode())
-      signal.signal(signal.SIGINT, before[signal.SIGINT])
+      # Closed, of a notebook, or of a terminal that is gone.
+      with contextlib.suppress(AttributeError, OSError, ValueError):
+        os.write(sys.stderr.fileno(), line.encode())
+      if signal.SIGINT in before:
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    for which in signals:
+    for which in before:
       signal.signal(which, note)
     self._listening = True
     try:

@@ -21,8 +21,16 @@ def directory(name: str) -> pathlib.Path:
   """Where entries of one kind are kept: `$XDG_CACHE_HOME/loopjax/NAME`.
 
   `$XDG_CACHE_HOME` defaults to `~/.cache`.
+
+  Raises:
+    UserError: the user, such as a container's, has no home.
   """
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  try:
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  except RuntimeError as error:
+    raise UserError(
+      "this user has no home directory; set XDG_CACHE_HOME to a directory"
+    ) from error
   return pathlib.Path(home) / "loopjax" / name
 
 

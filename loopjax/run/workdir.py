@@ -58,8 +58,13 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
       raise UserError(f"{workdir}: another run is using it") from error
+    except OSError as error:  # A file system without locks.
+      raise UserError(
+        f"{workdir}: cannot be locked: {error.strerror}; choose a --workdir on"
+        " a file system with locks"
+      ) from error
     yield
 
 
@@ -138,7 +143,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
   A reader sees the old file or a new one, never a partial one.
   """
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  temporary.write_text(text)
+  temporary.write_text(text, encoding="utf-8")  # On any machine.
   os.replace(temporary, path)
 
 

@@ -220,7 +220,7 @@ def write_manifest(
 
 def load_sweeps(config_name: str) -> Any:
   """The `sweeps` function of a config file."""
-  path = config_name.partition(":")[0]
+  path, _ = sections.split_name(config_name)
   sweeps = presets.read(path).get("sweeps")
   if sweeps is None:
     raise UserError(f"--config={path} defines no sweeps")

@@ -258,7 +258,8 @@ def item_arguments(
   rest = dict(overrides)
   for key in ("model.name", "task.name"):
     if name := rest.pop(key, ""):
-      first += f"{',' if ':' in first else ':'}{key}={name}"
+      has_more = sections.split_name(first)[1]
+      first += f"{',' if has_more else ':'}{key}={name}"
   return [first, *others, *sections.flags(rest)]
 
 

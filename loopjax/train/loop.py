@@ -16,7 +16,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
-from loopjax.errors import UserError
+from loopjax.errors import NO_READER, UserError
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 from loopjax.program.step import BadSteps
@@ -81,8 +81,7 @@ def train(
     context: everything that this start of the run needs.
     state: the train state; donated to the first step.
     teacher: the teacher's parameters.
-    meta: the metadata that a checkpoint stores besides this state; those at the
-      start of the run, see `procedure`.
+    meta: what a checkpoint stores besides this state, see `procedure`.
     writer: writer of the metrics.
     started: `time.monotonic` of a start without interruptions.
     mode: "train" or "train_and_eval".
@@ -94,6 +93,7 @@ def train(
   calls = stacked(pipeline.iterate(rows, start=meta["batches"]), size)
   clock, ahead = metrics.Clock(), meta["batches"] - at
   costs: dict[str, Any] = {}
+  mesh, count = context.program.mesh, options.batch_size
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
   first_calls = machine.FirstCalls(options.num_steps, writer.say)
@@ -103,9 +103,8 @@ def train(
     if int(state.bad.streak) >= options.max_bad_steps:
       return  # Already saved.
     unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
-    seconds = time.monotonic() - started
-    now = {"batches": at + ahead, "wall_seconds": seconds, "pending": unlogged}
-    context.checkpoints.save(at, state, {**meta, **now})
+    now = {"batches": at + ahead, "wall_seconds": time.monotonic() - started}
+    context.checkpoints.save(at, state, {**meta, **now, "pending": unlogged})
 
   try:
     while True:
@@ -119,9 +118,7 @@ def train(
         return state, Outcome("completed", reason, costs)
       context.notice.check()
       batches = clock.wait(
-        lambda: sharding.put_batch(
-          context.program.mesh, next(calls), options.batch_size, stacked=True
-        )
+        lambda: sharding.put_batch(mesh, next(calls), count, stacked=True)
       )
       arguments = state, batches, teacher.params
       if not costs:
@@ -152,6 +149,11 @@ def train(
   except preemption.Preempted:
     save()
     return state, Outcome("preempted", "", costs)
+  except OSError as error:
+    if error.errno in NO_READER:  # Ends the process, but no step is lost.
+      save()
+      context.checkpoints.wait()
+    raise
   finally:
     tracer.close()
 

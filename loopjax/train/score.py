@@ -169,6 +169,7 @@ def _score_checkpoint(
   at, params = restore.chosen_params(
     source, at, program.abstract_params, f"--workdir={source}"
   )
+  scoring.compare_data(folder, at, program.settings, dataset)
   values: dict[str, float] = {}
   failed: list[str] = []
   try:

@@ -12,6 +12,7 @@ from loopjax import program as program_lib
 from loopjax.program import step
 from loopjax.run import metrics, processes
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import restore
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
@@ -100,6 +101,37 @@ def write(
     workdir_lib.write_json(directory / "config.json", settings.plain)
     workdir_lib.write_json(directory / "summary.json", summary)
   processes.wait_for_all()  # Process 0 draws; others must wait.
+
+
+def compare_data(
+  folder: pathlib.Path, at: int, settings: config_lib.Settings, dataset: Dataset
+) -> None:
+  """Warns if the data that a run's own settings name are others now.
+
+  The files were replaced, or paths lead elsewhere from another folder. Nothing
+  is said if the user set other data, or of data without checksums.
+
+  Args:
+    folder: the run's work directory, or the folder of zoo:NAME.
+    at: step of the checkpoint.
+    settings: those with which it is scored.
+    dataset: the split that is scored.
+  """
+  here = settings.plain["task"]
+  there = config_lib.read_config(folder)["task"]
+  if any(here.get(name, value) != value for name, value in there.items()):
+    return
+  if restore.steps(folder):
+    before = restore.meta(folder, at).get("data", {})
+  else:  # Of zoo:NAME.
+    before = workdir_lib.read_json(folder / "summary.json").get("data", {})
+  for name, now in train_loop.checksums({"": dataset}).items():
+    if before.get(name, now) != now and jax.process_index() == 0:
+      print(
+        f"warning: {name} is not the run's: the files of section task, or its"
+        " tokenizer, have changed, or are others in this folder",
+        flush=True,
+      )
 
 
 def run_facts(

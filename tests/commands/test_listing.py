@@ -6,6 +6,7 @@ import pytest
 from tests_support import CONFIGS, ROOT, namespace
 
 import loopjax
+from loopjax import sections
 from loopjax.commands import describe
 from loopjax.config import presets
 from loopjax.run import machine
@@ -74,3 +75,18 @@ def test_own_files_go_before_those_of_loopjax(monkeypatch, tmp_path):
   (tmp_path / "configs" / "sudoku_utm.py").write_text("")
   assert presets.located("configs/sudoku_utm.py") == "configs/sudoku_utm.py"
   assert presets.located("sudoku_utm") == known
+
+
+def test_a_folder_may_have_a_colon_in_its_name(monkeypatch, tmp_path):
+  """As of a time; an argument may end as a config's file does."""
+  there = tmp_path / "12:30"
+  there.mkdir()
+  monkeypatch.setattr(presets, "folder", lambda: there)
+  (there / "mine.py").write_text("")
+  assert presets.located("mine:a=x.py") == f"{there}/mine.py:a=x.py"
+  assert sections.split_name(f"{there}/mine.py:a=1:2,b=x.py") == (
+    f"{there}/mine.py",
+    "a=1:2,b=x.py",
+  )
+  assert sections.split_name(f"{there}/mine.py") == (f"{there}/mine.py", "")
+  assert sections.split_name("mine:a=b/x.py") == ("mine", "a=b/x.py")

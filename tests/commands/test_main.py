@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import io
 import json
 import os
 import signal
@@ -341,6 +342,20 @@ def test_a_reader_that_goes_away_ends_the_command_with_one_line():
     process.stdout.close()
     assert process.wait(60) == 1
     assert process.stderr.read() == "error: standard output was closed\n"
+
+
+def test_what_the_terminal_cannot_encode_is_escaped(monkeypatch):
+  """In ASCII a standard error; in UTF-8 a file name in Latin-1."""
+  output = io.TextIOWrapper(io.BytesIO(), "ascii")
+  monkeypatch.setattr(sys, "stdout", output)
+
+  @errors.one_line_errors
+  def main():
+    print("0.2 \N{PLUS-MINUS SIGN} 0.004 \udcfc.txt")
+    return 0
+
+  assert main() == 0
+  assert output.buffer.getvalue() == rb"0.2 \xb1 0.004 \udcfc.txt" + b"\n"
 
 
 INTERRUPTED = """

@@ -241,6 +241,12 @@ def test_solutions_in_both_files_stop_if_asked(read_from, same):
   batches(config, "test", num=1)  # No training data.
 
 
+def test_a_copy_of_the_training_file_is_not_a_test(read_from):
+  config = read_from([LARGER, SMALLER], [LARGER, SMALLER])
+  with pytest.raises(UserError, match="has the same puzzles as"):
+    batches(config, "train")
+
+
 def test_files_without_overlap_say_nothing(read_from, capsys):
   config = read_from([LARGER] * 2, [SMALLER], on_overlap="error")
   dataset, _ = batches(config, "train", num=1)

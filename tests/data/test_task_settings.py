@@ -50,7 +50,11 @@ IMPOSSIBLE = {
     ({"word_base": 0}, "word_base=0 must be at least 1"),
     ({"min_word": 0}, "min_word=0 must be at least 1"),
     ({"min_word": 3}, "min_word=3 is greater than task.max_word=2"),
-    ({"max_word": 6}, "max_word=6 tokens with task.word_base=50 gives more"),
+    (
+      {"max_word": 6, "context_length": 900},
+      "max_word=6 tokens with task.word_base=50 gives more",
+    ),
+    ({"max_word": 2**31}, "context_length=300 is too short"),
     ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
     (
       {"num_eval_examples": 999},
@@ -115,6 +119,7 @@ IMPOSSIBLE = {
   ],
   "maze": [
     ({"size": 7}, "size=7 must be even"),
+    ({"size": 2**31}, "size=2147483648 must be even and at most 1024"),
     ({"size": 2}, "size=2"),
     ({"openness": 1.5}, "openness=1.5"),
     ({"min_path": 0}, "min_path=0"),
@@ -198,6 +203,15 @@ IMPOSSIBLE = {
 def test_impossible_settings_are_named(name, changes, message):
   with refused(rf"^(task\.|boxes of ){message}"):
     TASKS[name].Config(**{**BASE.get(name, {}), **changes})
+
+
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [("automaton", {"num_states": 2**31}), ("depo", {"context_length": 2**31})],
+)
+def test_a_row_that_is_too_long_takes_no_memory(name, changes):
+  with refused("^section task: rows of .* exceed the maximum of 1,048,576"):
+    TASKS[name].spec(TASKS[name].Config(**changes))
 
 
 def test_every_task_has_a_row():

@@ -1,15 +1,18 @@
 """Requests to stop, at every point of a run."""
 
+import errno
 import os
 import signal
+import sys
 
 import pytest
 from tests_support import rows_of_metrics as rows
 from tests_support import smoke
 
 from loopjax import train
-from loopjax.run import preemption
+from loopjax.run import metrics, preemption
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints import restore
 
 pytestmark = pytest.mark.usefixtures("sketches")
 
@@ -81,6 +84,38 @@ def test_a_signal_is_taken_once_and_given_back(capfd):
       notice.check()
   assert signal.getsignal(signal.SIGTERM) == before
   assert "SIGTERM: saving and stopping" in capfd.readouterr().err
+
+
+def test_the_loss_of_the_terminal_is_a_request(monkeypatch):
+  """Then nothing can be said; nohup keeps the signal away."""
+  before, notice = signal.getsignal(signal.SIGHUP), preemption.Notice()
+  monkeypatch.setattr(sys, "stderr", None)
+  try:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with notice.listening():
+      os.kill(os.getpid(), signal.SIGHUP)
+      assert not notice.reached()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with notice.listening():
+      os.kill(os.getpid(), signal.SIGHUP)
+      assert notice.reached()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+  finally:
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.long  # It trains.
+def test_no_step_is_lost_when_nothing_shows_the_output(monkeypatch, tmp_path):
+  """As in `loopjax train | head`: the row of step 10 cannot be printed."""
+
+  def say(self, line):
+    if line.startswith("step 10"):
+      raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+  monkeypatch.setattr(metrics.Writer, "say", say)
+  with pytest.raises(BrokenPipeError):
+    train.run(config(), tmp_path, "train_and_eval")
+  assert restore.steps(tmp_path) == [10]
 
 
 def test_without_a_signal_nothing_is_left_behind():

@@ -178,6 +178,18 @@ def test_a_place_that_cannot_be_written_is_one_line(kind):
     user_cache.entry("kind", "a", write)
 
 
+def test_a_user_without_a_home_is_one_line(monkeypatch):
+  """As of a container that runs as any number."""
+
+  def home():
+    raise RuntimeError("Could not determine home directory.")
+
+  monkeypatch.delenv("XDG_CACHE_HOME")
+  monkeypatch.setattr(pathlib.Path, "home", home)
+  with pytest.raises(UserError, match="^this user has no home.*XDG_CACHE_HOME"):
+    user_cache.keep_compiled()
+
+
 def test_what_is_whole_needs_no_lock(kind):
   """It may be in a read-only directory."""
   entry = user_cache.entry("kind", "a", write)

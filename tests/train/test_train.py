@@ -1,5 +1,7 @@
 """Whole runs: output, resuming, refusals."""
 
+import errno
+import fcntl
 import json
 import shutil
 import time
@@ -222,7 +224,8 @@ def test_a_finished_run_is_not_scored_otherwise(finished):
 
 
 @pytest.mark.long
-def test_data_that_have_changed_are_refused(tmp_path):
+def test_data_that_have_changed_are_refused(tmp_path, capsys):
+  """A score of other data than the run's is only said to be one."""
   path, workdir = tmp_path / "puzzles.csv", tmp_path / "run"
   other = tmp_path / "test.csv"
 
@@ -245,6 +248,12 @@ def test_data_that_have_changed_are_refused(tmp_path):
   write(path, "2143")
   with pytest.raises(UserError, match="changed .*train_sha256"):
     train.run(smoke(**files), workdir, "train")
+  said = []
+  for digits in ("4321", "3412"):
+    write(other, digits)
+    score_model(smoke(**files, eval__depth_factor=0), workdir, limit=1)
+    said.append("test_sha256 is not the run's" in capsys.readouterr().out)
+  assert said == [False, True]
 
 
 def test_another_configuration_is_refused_by_its_keys(finished):
@@ -308,6 +317,16 @@ def test_a_directory_in_use_is_refused(tmp_path):
   with workdir_lib.locked(tmp_path), in_use:
     train.run(smoke(), tmp_path, "train")
   assert not (tmp_path / "config.json").exists()
+
+
+def test_a_file_system_without_locks_is_not_a_run_in_use(tmp_path, monkeypatch):
+  def flock(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  no_locks = pytest.raises(UserError, match=f"^{tmp_path}: cannot be locked: ")
+  with no_locks, workdir_lib.locked(tmp_path):
+    pass
 
 
 def test_an_unwritable_directory_is_named(tmp_path):

@@ -91,6 +91,13 @@ class Config:
 
   def _check_words(self) -> None:
     """Raises UserError unless the largest cycle has enough names and fits."""
+    longest = 2 * self.num_nodes * self.max_word
+    if self.context_length < longest:
+      raise UserError(
+        f"task.context_length={self.context_length} is too short for "
+        f"task.num_nodes={self.num_nodes}: the longest cycle has {longest} "
+        "tokens"
+      )
     if self.num_words > _MAX_WORDS:
       raise UserError(
         f"task.max_word={self.max_word} tokens with "
@@ -101,13 +108,6 @@ class Config:
         f"task.num_nodes={self.num_nodes} exceeds the {self.num_words} words "
         f"of {self.min_word} to {self.max_word} tokens with "
         f"task.word_base={self.word_base}"
-      )
-    longest = 2 * self.num_nodes * self.max_word
-    if self.context_length < longest:
-      raise UserError(
-        f"task.context_length={self.context_length} is too short for "
-        f"task.num_nodes={self.num_nodes}: the longest cycle has {longest} "
-        "tokens"
       )
 
   @property

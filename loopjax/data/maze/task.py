@@ -11,6 +11,7 @@ array is the maze.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from loopjax import checks
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
-from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
+from loopjax.types import MAX_LENGTH, Array, Batch, Dataset, Output, TaskSpec
 
 # Steps up, left, right and down; 3 - d is the reverse of d.
 _UP, _LEFT, _RIGHT, _DOWN = range(4)
@@ -200,6 +201,7 @@ LENGTH_EDGES = (0, 20, 50, 110)  # Maze-Hard's paths have over 110 steps.
 TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("shortest_path", "path_overlap")
 _STREAMS = {"train": 0, "test": 1, "validation": 2}
+_MAX_SIZE = math.isqrt(MAX_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +243,10 @@ class Config:
     )
     if not self.num_train_mazes:
       checks.without_effect("task", self, "num_train_mazes", "augment")
-    if self.size % 2:
-      raise UserError(f"task.size={self.size} must be even")
+    if self.size % 2 or self.size > _MAX_SIZE:
+      raise UserError(
+        f"task.size={self.size} must be even and at most {_MAX_SIZE}"
+      )
     if not 0 <= self.openness <= 1:
       raise UserError(f"task.openness={self.openness} must be in [0, 1]")
 

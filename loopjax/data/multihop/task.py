@@ -156,11 +156,9 @@ _GRAPH_STREAM = 4  # Different from the streams in `chains`.
 def spec(config: Config) -> TaskSpec:
   """Vocabulary, and the length of the longest question."""
   vocabulary = config.vocabulary
-  positions = range(config.sequence_length)
   return TaskSpec(
     vocab_size=vocabulary.size,
-    sequence_length=len(positions),
-    coordinates=tuple((position,) for position in positions),
+    sequence_length=config.sequence_length,
     num_padding_tokens=vocabulary.size - vocabulary.padding,
   )
 

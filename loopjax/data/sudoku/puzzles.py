@@ -195,7 +195,8 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
   file.seek(0)
   content = gzip.GzipFile(fileobj=file) if packed else file
   text = io.TextIOWrapper(content, "utf-8-sig", newline="")
-  reader = csv.reader(text)
+  # Strict: a stray quote would join rows into one, of which one is used.
+  reader = csv.reader(text, strict=True)
   try:
     header = next((fields for fields in reader if fields), None)
     if header is None:
@@ -222,7 +223,8 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
     ) from None
   except csv.Error as error:
     raise UserError(
-      f"{path}:{reader.line_num}: invalid CSV ({error}); correct the line"
+      f"{path}:{reader.line_num}: invalid CSV ({error}); correct the line;"
+      " is a quote missing?"
     ) from None
   except OSError as error:
     raise unreadable(path, error) from None

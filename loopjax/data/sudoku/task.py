@@ -184,9 +184,7 @@ def make_dataset(
   if puzzles.sha256:
     facts[f"{split}_sha256"] = puzzles.sha256
   if split == "train" and config.test_csv:
-    facts["test_solutions_in_train"] = _overlap(
-      config, puzzles.class_keys[chosen]
-    )
+    facts["test_solutions_in_train"] = _overlap(config, puzzles, chosen)
 
   def boards_of(examples):
     givens, answers = puzzles.givens[examples], puzzles.answers[examples]
@@ -320,13 +318,23 @@ def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
   return chosen[rng.choice(available, num, replace=False)]
 
 
-def _overlap(config: Config, train_keys: np.ndarray) -> int:
+def _overlap(
+  config: Config, train: puzzles_lib.Puzzles, chosen: np.ndarray
+) -> int:
   """Number of test puzzles with the solution of a training puzzle.
 
-  Symmetric solutions count as equal.
+  Symmetric solutions count as equal. The same file twice is refused.
+
+  Args:
+    train: the puzzles that contain the training split.
+    chosen: which of them are trained on.
   """
   test = _puzzles(config, "test")
-  seen = np.isin(test.class_keys, train_keys)
+  if test.sha256 == train.sha256:
+    raise UserError(
+      f"{config.test_csv}: has the same puzzles as {config.train_csv}"
+    )
+  seen = np.isin(test.class_keys, train.class_keys[chosen])
   num = int(seen.sum())
   message = (
     f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have the same "

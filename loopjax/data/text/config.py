@@ -5,9 +5,9 @@ import math
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.types import MAX_LENGTH
 
 SEPARATOR = "\n\n"
-_MAX_LENGTH = 2**20  # Tokens of a row; bounds its record.
 _MIN_WEIGHT = 1 / 512  # Per source: two rows per block of `task.mixed`.
 
 
@@ -87,10 +87,10 @@ class Config:
       on_overlap=("report", "error"),
     )
     checks.at_least("task", self, vocab_size=0, sequence_length=2)
-    if self.sequence_length > _MAX_LENGTH:
+    if self.sequence_length > MAX_LENGTH:
       raise UserError(
         f"task.sequence_length={self.sequence_length} must be at most "
-        f"{_MAX_LENGTH}"
+        f"{MAX_LENGTH}"
       )
     for field in ("validation_share", "test_share"):
       if not 0 < getattr(self, field) <= 0.4:
@@ -102,6 +102,9 @@ class Config:
         raise UserError(f"task.{field} is empty")
     if self.test_files:
       checks.without_effect("task", self, "test_files", "test_share")
+    for source in self.test_sources:
+      if source in self.sources:
+        raise UserError(f"task.test_files={source!r} is trained on")
     if not self.overlap_files:
       checks.without_effect("task", self, "overlap_files", "on_overlap")
     self._check_mixture()

@@ -143,7 +143,8 @@ def find(source: str) -> list[str]:
     p for p in glob.glob(source, recursive=True) if os.path.isfile(p)
   )
   if not paths:
-    raise UserError(f"{source}: no such file")
+    where = "" if os.path.isabs(source) else f" in {os.getcwd()}"
+    raise UserError(f"{source}: no such file{where}")
   return paths
 
 
@@ -450,10 +451,17 @@ def sections(chunk: Chunk) -> Iterator[str | Fault]:
   while at < len(text):
     stop = cut(text, at + SECTION_BYTES, at + 2 * SECTION_BYTES)
     section, at = text[at:stop], stop
+    first = chunk.first + stop - len(section)
+    if (null := section.find(b"\0")) >= 0:  # UTF-8, but of no text.
+      yield Fault(
+        f"{chunk.path}: byte {first + null} is 0: it is not plain text; is it"
+        " an archive, or UTF-16?"
+      )
+      continue
     try:
       yield section.decode()
     except UnicodeDecodeError as error:
-      where = chunk.first + stop - len(section) + error.start
+      where = first + error.start
       yield Fault(f"{chunk.path}: byte {where} is not UTF-8; save it as UTF-8")
 
 

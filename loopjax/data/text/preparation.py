@@ -373,6 +373,28 @@ def _made(source: str, paths: list[str], job: Job) -> Corpus:
   return Corpus(source, paths, folder, job, facts)
 
 
+def check_apart(corpora: Iterable[Corpus], test: Iterable[str]) -> None:
+  """Raises UserError if a file of the test split is also trained on.
+
+  Files are compared by content: a pattern finds test files that are beside the
+  training files, and a copy has another name.
+
+  Args:
+    corpora: what is trained on.
+    test: the sources of the test split.
+  """
+  trained = [path for one in corpora for path in one.paths]
+  sizes = {path: os.path.getsize(path) for path in trained}
+  for path in (path for source in test for path in files.find(source)):
+    size = _state(path)[0]
+    for other in (x for x in trained if size and sizes[x] == size):
+      if digest(other) == digest(path):
+        raise UserError(
+          f"{path}: is a test file, but {other} of the training files has the"
+          " same content"
+        )
+
+
 def digest(path: str) -> str:
   """SHA-256 of a file's content, hexadecimal; UserError if it is unreadable."""
   return _digest(path, _state(path))

@@ -78,7 +78,8 @@ def make_dataset(
 
   Raises:
     UserError: see `preparation.make` and `overlap.report`; or a source has no
-      rows in the split; or the vocabulary belongs to another tokenizer.
+      rows in the split; or a file of the test split is trained on; or the
+      vocabulary belongs to another tokenizer.
   """
   is_test = split == "test" and bool(config.test_files)
   names = config.test_sources if is_test else config.sources
@@ -93,6 +94,8 @@ def make_dataset(
   corpora = [preparation.make(config, name, is_test=is_test) for name in names]
   if split == "train" and jax.process_index() == 0:
     _say_splits(config, corpora)
+  if split == "train":
+    preparation.check_apart(corpora, config.test_sources)
   counts = np.array([one.num_rows(split) for one in corpora])
   for one, count in zip(corpora, counts, strict=True):
     if not count:

@@ -225,6 +225,9 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     (GOOD, ":1: the header"),
     ("<!DOCTYPE html>\n" + GOOD, "{path}: is a web page"),
     (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: invalid CSV"),
+    # Without a check, these are one row each, of the wrong source.
+    (HEADER + GOOD + f'"{GOOD}"{GOOD}', "{path}:4: invalid CSV"),
+    (HEADER + GOOD + f'"{GOOD}', "is a quote missing?"),
   ],
 )
 def test_files_that_cannot_be_read(write, kept, content, message):

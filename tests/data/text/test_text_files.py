@@ -3,8 +3,11 @@
 import collections
 import csv
 import gzip
+import io
+import os
 import pathlib
 import sys
+import tarfile
 import types
 
 import pytest
@@ -178,6 +181,8 @@ def test_a_mark_of_byte_order_is_no_text(read, name):
   (b"\n<!DOCTYPE html>\n<html>", "is a web page"),
   (b"<html><body>404", "is a web page"),
   (b"PK\x03\x04\x14", "is a zip archive; unpack it"),
+  (b"BZh91AY", "is compressed with bzip2"),
+  ("text".encode("utf-16"), "is UTF-16; save it as UTF-8"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
 def test_a_file_that_is_another_one_is_named(read, name, content, said):
@@ -207,6 +212,19 @@ def test_broken_utf8_in_plain_text_is_named(read, monkeypatch):
   assert first == [("first section\n\n", True)]
   assert last == [("third one", True)]
   assert "byte 22 is not UTF-8" in str(bad)
+
+
+def test_what_is_no_text_although_it_is_utf8_is_named(read):
+  """A tar archive of text, and UTF-16 without its mark."""
+  buffer = io.BytesIO()
+  with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    member = tarfile.TarInfo("a.txt")
+    member.size = 5
+    archive.addfile(member, io.BytesIO(b"words"))
+  for content in (buffer.getvalue(), "words".encode("utf-16-le")):
+    fault, *_ = read("a.txt", content)
+    assert "is 0: it is not plain text" in str(fault)
+  assert "byte 1 is 0" in str(fault)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
@@ -240,8 +258,12 @@ def test_sources(tmp_path):
   assert files.find(f"{tmp_path}/c.md") == [f"{tmp_path}/c.md"]
   with pytest.raises(UserError, match="is a directory"):
     files.find(str(tmp_path))
-  with pytest.raises(UserError, match="no such file"):
+  with pytest.raises(UserError, match="no such file$"):
     files.find(f"{tmp_path}/*.jsonl")
+  with pytest.raises(
+    UserError, match=rf"\*.jsonl: no such file in {os.getcwd()}"
+  ):
+    files.find("*.jsonl")
   with pytest.raises(UserError, match="hf://OWNER/NAME/FILE"):
     files.find("hf://owner")
 

@@ -157,6 +157,19 @@ def test_test_files_are_the_test_split(config, tmp_path):
     assert {*texts(joined(config, split, 5))} <= {*whole}
 
 
+def test_a_test_file_that_is_trained_on_is_refused(config, tmp_path):
+  """By its name, in a pattern, or as a copy."""
+  there = pathlib.Path(config.sources[0])
+  with pytest.raises(UserError, match="test_files=.* is trained on"):
+    change(config, test_files=str(there))
+  copy = tmp_path / f"copy{there.suffix}"
+  copy.write_bytes(there.read_bytes())
+  for path in (there.parent / "." / f"[{there.name[0]}]{there.name[1:]}", copy):
+    leaks = change(config, test_files=str(path))
+    with pytest.raises(UserError, match=f"{there.name} of the training files"):
+      task.make_dataset(leaks, "train", batch_size=1, seed=0)
+
+
 def test_every_epoch_has_every_row(config):
   dataset = task.make_dataset(config, "train", batch_size=1, seed=0)
   num = dataset.facts["train_rows"]
@@ -445,9 +458,7 @@ def test_an_empty_corpus_is_one_line(config, tmp_path, content, message):
 def test_a_document_longer_than_a_row_is_cut(config, tmp_path):
   path = tmp_path / "long.txt"
   path.write_text("0123456789" * 100)
-  config = change(config, train_files=str(path), sequence_length=100)
-  only = change(config, train_files=config.sources[0], test_files=str(path))
-  only = change(only, test_share=0.05)
+  only = change(config, test_files=str(path), sequence_length=100)
   facts = task.make_dataset(only, "test", batch_size=4, seed=0).facts
   assert facts["test_documents"] == facts["test_documents_cut"] == 1
   assert facts["test_rows"] == 11 and facts["test_tokens"] == 1001
