@@ -456,6 +456,13 @@ def test_broken_folders_are_one_line(damage, message, tmp_path, capsys):
   assert not (tmp_path / "run").exists()
 
 
+def test_an_adapter_is_not_a_model(tmp_path):
+  (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+  assert convert.is_folder(tmp_path)
+  with pytest.raises(UserError, match="is an adapter, not a model; merge it"):
+    convert.read_folder(tmp_path)
+
+
 @pytest.mark.parametrize(("config", "message"), [
   ({"model_type": "gemma2"}, "model_type='gemma2' is not one of ouro, nan"),
   ({"hidden_act": "gelu"}, "hidden_act='gelu' is unsupported"),
