@@ -9,7 +9,12 @@ from collections.abc import Collection
 
 from loopjax.errors import UserError
 
-LOCAL = ("127.0.0.1", "localhost")
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+
+
+def is_local(host: str) -> bool:
+  """Whether a server at this address accepts local connections only."""
+  return host in LOCAL or f"[{host}]" in LOCAL
 
 
 def listed(flag: str) -> list[str]:

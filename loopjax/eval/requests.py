@@ -99,6 +99,8 @@ def read(
   for where, row in files_lib.json_lines(path):
     try:
       doc_id, request = row["doc_id"], row["request"]
+      if type(doc_id) is not int:
+        raise TypeError(f"doc_id={doc_id!r} is not an integer")
       if doc_id >= _UNCONDITIONAL:
         continue
       context, continuation = request["context"], request["continuation"]
@@ -107,7 +109,8 @@ def read(
         shortened |= question != context
         context = question
       whole = (context + continuation).encode()
-      choice = (int(row["idx"]), context, continuation, row["label"])
+      index = int(str(row["idx"]))  # 0.5 is none.
+      choice = (index, context, continuation, row["label"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
         f"{where}: invalid request ({type(error).__name__}: {error})"
@@ -118,11 +121,17 @@ def read(
   if not by_doc:
     raise UserError(f"{path}: contains no requests")
   chosen = sorted(by_doc)[: limit or None]
+  items = [_item(path, doc_id, by_doc[doc_id]) for doc_id in chosen]
+  if len({item.is_choice for item in items}) > 1:
+    raise UserError(
+      f"{path}: has questions with choices and questions without; put them into"
+      " two files"
+    )
   config = path.with_name(f"{name}.config.json")
   of_task = workdir_lib.read_json(config) if config.exists() else {}
   return EvalTask(
     name=f"{name}_0shot_local" if shortened else name,
-    items=[_item(path, doc_id, by_doc[doc_id]) for doc_id in chosen],
+    items=items,
     facts={
       "file": path.name,
       "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),

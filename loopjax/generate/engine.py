@@ -231,7 +231,7 @@ class Engine:
       self._params,
       self._state,
       chunks,
-      num_top=num_top(sequences.values()),
+      num_top=num_top(sequences.values(), self.limits.num_top),
       span=None if is_later else self.limits.span(length),
     )
     for row, (slot, sequence) in enumerate(sequences.items()):
@@ -275,7 +275,7 @@ class Engine:
       self._writer_params,
       self._state,
       rows,
-      num_top=num_top(running),
+      num_top=num_top(running, self.limits.num_top),
       span=self.limits.span(longest + num_tokens),
       **options,
     )

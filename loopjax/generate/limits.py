@@ -51,6 +51,11 @@ class Limits(NamedTuple):
     return self.prompt_tokens or self.max_tokens
 
   @property
+  def num_top(self) -> int:
+    """Maximum number of most likely tokens to report; small models have few."""
+    return min(slots.MAX_TOP, self.num_tokens)
+
+  @property
   def has_exits(self) -> bool:
     """Whether tokens may exit early."""
     return self.exit_rule != "fixed"

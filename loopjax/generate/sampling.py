@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from loopjax.errors import UserError
 from loopjax.types import Array
+
+_COLDEST = 1e-30  # A lower temperature would turn logits into infinities.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +56,13 @@ class Sampling:
     ):
       value = getattr(self, name)
       whole = name in ("top_k", "seed")
-      number = type(value) is int or (type(value) is float and not whole)
-      if not number or not math.isfinite(value) or not low <= value <= high:
+      number = isinstance(value, numbers.Integral if whole else numbers.Real)
+      if (
+        isinstance(value, bool)
+        or not number
+        or not math.isfinite(value)
+        or not low <= value <= high
+      ):
         kind = "an integer" if whole else "a number"
         raise UserError(f"{name}={value!r} is not {kind} in [{low}, {high}]")
     if not self.top_p:
@@ -102,7 +110,8 @@ def draw(
 
   def drawn() -> Array:
     is_random = settings.temperature > 0
-    scaled = logits / jnp.where(is_random, settings.temperature, 1.0)[:, None]
+    temperature = jnp.maximum(settings.temperature, _COLDEST)
+    scaled = logits / jnp.where(is_random, temperature, 1.0)[:, None]
     token = jnp.argmax(
       jnp.where(kept(scaled, settings), scaled, -jnp.inf)
       + gumbel(settings.seed, position, logits.shape[-1]),

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
-from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
 _RECENT = 16  # Tokens.
@@ -127,7 +126,6 @@ class Scheduler:
     self._free.append(slot)
 
 
-def num_top(sequences: Iterable[RunningSequence]) -> int:
-  """Number of most likely tokens to report: two programs, not 21."""
-  any_top = any(x.request.top_log_probabilities for x in sequences)
-  return slots_lib.MAX_TOP if any_top else 0
+def num_top(sequences: Iterable[RunningSequence], most: int) -> int:
+  """Number of most likely tokens to report, 0 or `most`: two programs."""
+  return most * any(x.request.top_log_probabilities for x in sequences)

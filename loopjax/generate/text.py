@@ -121,20 +121,26 @@ def each_text(
 ) -> Iterator[TextStream]:
   """Yields the results of `generate_texts` as they become available.
 
-  `notice` is called with the tokens of every step of the engine.
+  `notice` is called with the tokens of every step of the engine. An error, or
+  the end of the generator, cancels the texts that have not ended.
   """
-  texts = {
-    engine.add(request): TextStream(tokenizer, stops, request.prompt)
-    for request in requests
-  }
-  waiting = list(texts)[::-1]
-  while waiting:
-    found = engine.step()
-    notice(found)
-    for token in found:
-      text = texts[token.request_id]
-      text.read([token])
-      if text.finish and not token.finish:
-        engine.cancel(token.request_id)
-    while waiting and texts[waiting[-1]].finish:
-      yield texts[waiting.pop()]
+  texts: dict[int, TextStream] = {}
+  try:
+    for request in requests:
+      text = TextStream(tokenizer, stops, request.prompt)
+      texts[engine.add(request)] = text
+    waiting = list(texts)[::-1]
+    while waiting:
+      found = engine.step()
+      notice(found)
+      for token in found:
+        text = texts[token.request_id]
+        text.read([token])
+        if text.finish and not token.finish:
+          engine.cancel(token.request_id)
+      while waiting and texts[waiting[-1]].finish:
+        yield texts[waiting.pop()]
+  finally:
+    for number, text in texts.items():
+      if not text.finish:
+        engine.cancel(number)

@@ -76,7 +76,7 @@ def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
       }
       for num in sizes.NUM_DRAFTS
     ]
-  for num_top in (0, slots.MAX_TOP):
+  for num_top in (0, limits.num_top):
     for span in limits.spans:
       for way in ways:
         yield {"num_top": num_top, "span": span, **way}

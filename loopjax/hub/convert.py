@@ -32,6 +32,7 @@ from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint, integrity, quantized, restore
 
 DIRECTORY = workdir_lib.HUB
+_ADAPTER = "adapter_config.json"  # What PEFT writes beside a LoRA's matrices.
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
 # From the dtype of parameters to `model.precision`.
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16_params"}
@@ -77,7 +78,9 @@ class Imported(NamedTuple):
 def is_folder(path: pathlib.Path) -> bool:
   """Whether a path is a folder of the Hub, not a run."""
   config = path / "config.json"
-  return config.is_file() and "model_type" in workdir_lib.read_json(config)
+  if not config.is_file():
+    return (path / _ADAPTER).is_file()
+  return "model_type" in workdir_lib.read_json(config)
 
 
 def read_folder(
@@ -99,6 +102,11 @@ def read_folder(
     raise UserError(
       f"{folder}: is a file; `loopjax hub import` converts a GGUF file to a"
       " work directory, which can be used in its place"
+    )
+  if (folder / _ADAPTER).is_file():
+    raise UserError(
+      f"{folder}: is an adapter, not a model; merge it into its base model, in"
+      " the package peft with merge_and_unload, and save that"
     )
   if not (folder / TOKENIZER).is_file():
     missing = (
@@ -270,9 +278,11 @@ def export_run(
     }
     if (kept / "config.json").is_file():
       base = workdir_lib.read_json(kept / "config.json")
-    if task.tokenizer != "bytes":
+    if task.tokenizer == "bytes":
+      tokenizer_files.write_bytes(partial)
+    else:
       tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
-      tokenizer_files.write_ends(partial, tokenizer)
+    tokenizer_files.write_ends(partial, tokenizer)
     config = {k: v for k, v in base.items() if k not in _DROPPED} | config
     config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
     config[STEP] = step

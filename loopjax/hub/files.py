@@ -23,6 +23,7 @@ from loopjax.run import workdir as workdir_lib
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
+_ROWS = 8192  # Rows of a table that are checked at a time.
 DTYPES: Mapping[str, Any] = {
   "F32": np.dtype(np.float32),
   "F16": np.dtype(np.float16),
@@ -93,6 +94,16 @@ def tensors(folder: pathlib.Path) -> dict[str, Tensor]:
     if name not in found:
       raise UserError(f"{folder / listed[name]}: {name} is missing")
   return found
+
+
+def check_finite(name: str, values: np.ndarray) -> None:
+  """Raises UserError if a tensor, as it is stored, has infinities or NaN."""
+  for start in range(0, len(values), _ROWS):
+    if not np.isfinite(values[start : start + _ROWS]).all():
+      raise UserError(
+        f"{name} has values that are infinite or not a number in"
+        f" {values.dtype.name}"
+      )
 
 
 def write(

@@ -19,7 +19,7 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.errors import UserError, one_line
-from loopjax.hub import gguf_tokenizer, tokenizer_files
+from loopjax.hub import files, gguf_tokenizer, tokenizer_files
 from loopjax.hub.files import Made, Tensor
 from loopjax.hub.layout import Layout
 from loopjax.run import workdir as workdir_lib
@@ -336,6 +336,8 @@ def pack(
   writer.write_kv_data_to_file()
   writer.write_ti_data_to_file()
   for name, tensor in made.items():
-    stored = package.quants.quantize(tensor.make(), types[name])
+    with np.errstate(over="ignore"):  # Checked next.
+      stored = package.quants.quantize(tensor.make(), types[name])
+    files.check_finite(name, stored)
     writer.write_tensor_data(stored.view(np.uint8))
   writer.close()

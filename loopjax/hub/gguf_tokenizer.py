@@ -227,8 +227,6 @@ def metadata(
   import tokenizers
 
   path = folder / tokenizer_files.TOKENIZER
-  if not path.is_file():
-    raise UserError("a GGUF file needs a tokenizer; this model has bytes")
   content = workdir_lib.read_json(path)
   library = tokenizers.Tokenizer.from_file(str(path))
   words = {i: word for word, i in library.get_vocab().items()}

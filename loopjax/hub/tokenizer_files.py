@@ -7,7 +7,7 @@ import pathlib
 import shutil
 from typing import Any, NamedTuple
 
-from loopjax.data.text.tokenizer import Tokenizer
+from loopjax.data.text.tokenizer import BYTES, Tokenizer
 from loopjax.errors import UserError, one_line
 from loopjax.run import workdir as workdir_lib
 
@@ -122,6 +122,33 @@ def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
     if (path.parent / name).is_file():
       shutil.copyfile(path.parent / name, folder / name)
   shutil.copyfile(path, folder / TOKENIZER)
+
+
+def write_bytes(folder: pathlib.Path) -> None:
+  """Writes the tokenizer of bytes, which are their own ids, as files.
+
+  Raises:
+    UserError: the package tokenizers is missing.
+  """
+  try:
+    import tokenizers
+  except ImportError:
+    raise UserError(
+      "the export of a model of bytes needs the package tokenizers; install it"
+      " with pip install 'loopjax[lm]'"
+    ) from None
+  ids = {character: byte[0] for character, byte in BYTES.items()}
+  file = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
+  file.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  file.decoder = tokenizers.decoders.ByteLevel()
+  file.save(str(folder / TOKENIZER))
+  # Of an architecture's own class, `transformers` would change the splits.
+  workdir_lib.write_json(
+    folder / CONFIG,
+    {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END},
+  )
 
 
 def write_ends(folder: pathlib.Path, tokenizer: Tokenizer) -> None:

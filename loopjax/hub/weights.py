@@ -118,7 +118,9 @@ def tensors(
     rows = tensor.reshape(-1, *source[name][0][0].shape()[1:])
     for part, leaf, layer in source[name]:
       array = np.asarray(leaf[layer] if part.is_stacked() else leaf)
-      rows[part.rows()] = array.T if part.row.transposed else array
+      with np.errstate(over="ignore"):  # Checked below.
+        rows[part.rows()] = array.T if part.row.transposed else array
+    files.check_finite(name, rows)
     return tensor
 
   made = {
@@ -251,6 +253,7 @@ def _read_part(
   for place, name in zip(places, names, strict=True):
     found = _read_rows(there[name], part, whole, rows, tuple(rest))
     place[...] = found.T if part.row.transposed else found
+    files.check_finite(name, place)
   return values
 
 

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from loopjax import checks
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.errors import UserError
@@ -52,14 +53,16 @@ def generate(
     UserError: the model is not a language model, a number is out of range, or
       the prompt or `num_tokens` does not fit into the sequence length.
   """
+  seed = checked.integer("seed", seed, 0)
   sampling = Sampling(temperature=temperature, seed=seed)
   several = isinstance(prompt, list | tuple)
   prompts: Any = prompt if several else [prompt]
-  stops = (stop,) if isinstance(stop, str) else tuple(stop)
+  stops: Any = stop if isinstance(stop, list | tuple) else [stop]
   for name, values in (("prompt", prompts), ("stop", stops)):
     for value in values:
       if not isinstance(value, str):
         raise UserError(f"{name}={value!r} must be a string")
+      checks.unicode(name, value)
   if not prompts:
     return []
   settings = model.about.settings
@@ -81,8 +84,10 @@ def generate(
     requests.append(request)
   try:
     found = text_lib.generate_texts(engine, tokenizer, requests, stops)
-  except KeyboardInterrupt:
-    _generator.cache_clear()  # Its engine is in the middle of these texts.
+  except UserError:
+    raise
+  except BaseException:
+    _generator.cache_clear()  # Its engine is in the middle of a step.
     raise
   texts = [one.text for one in found]
   return texts if several else texts[0]

@@ -3,6 +3,7 @@
 import functools
 import secrets
 import threading
+import urllib.parse
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -85,7 +86,11 @@ def make(
       return JSONResponse(list(beginning()))
 
   async def inspect(request: Request) -> Response:
-    prompt = (await request.body()).decode()
+    try:
+      prompt = (await request.body()).decode()
+    except UnicodeDecodeError:
+      error = {"error": "the prompt is not UTF-8"}
+      return JSONResponse(error, status_code=400)
     try:
       return JSONResponse(await run_in_threadpool(inspection_of, prompt))
     except UserError as error:  # Which may quote the whole prompt.
@@ -107,7 +112,9 @@ def make(
       inspection = inspection_of(request.query_params.get("prompt", ""))
     except UserError as error:
       return JSONResponse({"error": str(error)}, status_code=400)
-    name = f"attachment; filename={inspector.facts['run']}.html"
+    # Headers hold ASCII; a run's name may have other characters and spaces.
+    run = urllib.parse.quote(inspector.facts["run"], safe="")
+    name = f"attachment; filename*=UTF-8''{run}.html"
     return HTMLResponse(
       page.make(inspector, [inspection], served=False),
       headers={"content-disposition": name},

@@ -147,7 +147,7 @@ def _server(
 ) -> uvicorn.Server:
   """The server of some models."""
   names = hosts.allowed(options.allowed_hosts)
-  is_local = options.host in hosts.LOCAL
+  is_local = hosts.is_local(options.host)
   return uvicorn.Server(
     uvicorn.Config(
       app_lib.make_app(
@@ -210,7 +210,7 @@ def _template(folder: pathlib.Path) -> chat.Template | None:
 def _token(options: Options) -> str:
   """The bearer token; "" if only local clients can connect."""
   if options.token_file is None:
-    if options.host in hosts.LOCAL:  # They need no token.
+    if hosts.is_local(options.host):  # They need no token.
       return ""
     raise UserError(
       f"--host={options.host} accepts connections from other machines; give"
@@ -234,8 +234,9 @@ def _token(options: Options) -> str:
 def _bind(options: Options) -> socket.socket:
   """A socket bound to --host and --port."""
   family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+  host = options.host.strip("[]")  # IPv6, as in an address.
   try:
-    return socket.create_server((options.host, options.port), family=family)
+    return socket.create_server((host, options.port), family=family)
   except OSError as error:
     raise UserError(
       f"--host={options.host} --port={options.port}: {error}"

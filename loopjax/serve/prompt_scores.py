@@ -69,12 +69,14 @@ def _scores(
     call: keyword arguments of the model's call.
 
   Returns:
-    f32 [T] in nats; f32 [T, n] and i32 [T, n], n = 20, in descending order.
+    f32 [T] in nats; f32 [T, n] and i32 [T, n], n = 20 or, if there are fewer,
+    all tokens, in descending order.
   """
   model: Any = nnx.merge(graphdef, params)
   compute = PRECISIONS[model.config.precision].compute
   table = model.readout_table().astype(compute)
-  is_real = jnp.arange(len(table)) < len(table) - model.spec.num_padding_tokens
+  num_real = len(table) - model.spec.num_padding_tokens
+  is_real = jnp.arange(len(table)) < num_real
   hidden = model(inputs[None], **call).hidden[0].astype(compute)
   size = min(_CHUNK, len(hidden))
   missing = -len(hidden) % size
@@ -83,7 +85,7 @@ def _scores(
     logits = product("td,vd->tv", part[0], table).astype(jnp.float32)
     scores = jax.nn.log_softmax(jnp.where(is_real, logits, MASKED_LOGIT))
     wanted = jnp.take_along_axis(scores, part[1][:, None], axis=1)
-    return (wanted[:, 0], *jax.lax.top_k(scores, min(MAX_TOP, len(table))))
+    return (wanted[:, 0], *jax.lax.top_k(scores, min(MAX_TOP, num_real)))
 
   found = jax.lax.map(
     step,

@@ -15,6 +15,8 @@ from loopjax.serve.prompt_scores import MAX_TOP
 
 MAX_CHOICES = 128  # Choices of a request, over all its prompts.
 _MAX_INT = 2**31 - 1
+_ROLES = ("system", "developer", "user", "assistant")
+_TEXTS = ("role", "content", "name")  # Of a message.
 # They would change the prompt's scores, or what belongs to which part.
 _WITHOUT_ECHO = (
   "stream", "stop", "num_loops", "exit_threshold", "draft_loops",
@@ -200,6 +202,13 @@ def _prompts(
 def _prompt(given: Any, model: ServedModel) -> tuple[int, ...]:
   """Token ids of one prompt, given as a string or as token ids."""
   if isinstance(given, list) and given and all(type(x) is int for x in given):
+    wrong = [x for x in given if not 0 <= x < model.tokenizer.num_real]
+    if wrong:
+      raise ClientError(
+        f"the prompt has token id {wrong[0]}, expected less than"
+        f" {model.tokenizer.num_real}",
+        param="prompt",
+      )
     return tuple(given)
   if not isinstance(given, str):
     field = {} if given is None else {"prompt": given}
@@ -219,13 +228,6 @@ def _echoed(
     if fields.get(name):
       raise ClientError(f"{name} is unsupported with echo", param=name)
   for prompt in prompts:
-    wrong = [x for x in prompt if not 0 <= x < model.tokenizer.num_real]
-    if wrong:
-      raise ClientError(
-        f"the prompt has token id {wrong[0]}, expected less than"
-        f" {model.tokenizer.num_real}",
-        param="prompt",
-      )
     if model.max_tokens and len(prompt) > model.max_tokens:
       raise _too_long(len(prompt), model, "prompt")
   given = fields["prompt"]
@@ -247,29 +249,7 @@ def _messages(
   messages = fields.get("messages")
   if not isinstance(messages, list) or not messages:
     raise fields_lib.invalid(fields, "messages", "a list of messages")
-  plain = []
-  for message in messages:
-    role, content = (
-      (message.get("role"), message.get("content"))
-      if isinstance(message, dict)
-      else (None, None)
-    )
-    if isinstance(content, list) and all(
-      isinstance(part, dict)
-      and part.get("type") == "text"
-      and isinstance(part.get("text"), str)
-      for part in content
-    ):
-      content = "".join(part["text"] for part in content)
-    if role not in ("system", "developer", "user", "assistant") or (
-      not isinstance(content, str)
-    ):
-      raise fields_lib.invalid(
-        {"messages": message},
-        "messages",
-        "a message with a role and a string as content",
-      )
-    plain.append({"role": role, "content": content})
+  plain = [_message(message) for message in messages]
   continued = _continued(fields, plain[-1]["role"])
   try:
     text = model.chat(plain, continued=continued)
@@ -277,6 +257,43 @@ def _messages(
     raise ClientError(str(error), param="messages") from error
   (ids,) = model.tokenizer.encode([_unicode(text, "messages")])
   return [tuple(ids.tolist())]  # A start token would be in the template.
+
+
+def _message(given: Any) -> dict[str, str]:
+  """A message as templates read it: a role, a text and perhaps a name.
+
+  Other keys, such as `tool_calls`, must be empty: nothing here reads them.
+  """
+  message = given if isinstance(given, dict) else {}
+  content = message.get("content")
+  if isinstance(content, list) and all(
+    isinstance(part, dict)
+    and part.get("type") == "text"
+    and isinstance(part.get("text"), str)
+    for part in content
+  ):
+    content = "".join(part["text"] for part in content)
+  found = {name: message[name] for name in _TEXTS if message.get(name)}
+  if content is not None:
+    found["content"] = content
+  if (
+    message.get("role") not in _ROLES
+    or "content" not in found
+    or not all(isinstance(text, str) for text in found.values())
+  ):
+    raise fields_lib.invalid(
+      {"messages": given},
+      "messages",
+      f"a message with a role ({', '.join(_ROLES)}) and a string as content",
+    )
+  for name, value in message.items():
+    if name not in found and value not in (None, "", [], {}):
+      raise ClientError(
+        f"{fields_lib.abbreviate(name)} of a message is unsupported",
+        param="messages",
+        code="unsupported",
+      )
+  return found
 
 
 def _continued(fields: Mapping[str, Any], role: str) -> bool:

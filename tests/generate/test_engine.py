@@ -13,6 +13,7 @@ from generate_examples import (
   LENGTH,
   NUM_TOKENS,
   PROMPTS,
+  SPEC,
   engine_of,
   ids,
   logits_after,
@@ -335,9 +336,11 @@ def test_fewer_loops_are_those_of_a_model_with_fewer():
     assert {one.loops for one in found} == {request.num_loops}
 
 
-def test_log_probabilities_are_of_the_model_whatever_is_drawn():
+def test_log_probabilities_are_of_the_model_whatever_is_drawn(monkeypatch):
+  """Of all tokens, if more are asked for than the model has."""
+  monkeypatch.setattr(slots, "MAX_TOP", 30)
   sampling = Sampling(0.5, top_k=3, repetition_penalty=2.0, seed=3)
-  request = GenerationRequest(PROMPTS[0], 5, sampling, top_log_probabilities=4)
+  request = GenerationRequest(PROMPTS[0], 5, sampling, top_log_probabilities=30)
   text = list(request.prompt)
   for one in shared("looped").generate([request])[0]:
     logits = logits_after("looped", text).astype(np.float64)
@@ -345,7 +348,7 @@ def test_log_probabilities_are_of_the_model_whatever_is_drawn():
     np.testing.assert_allclose(
       one.log_probability, expected[one.token], atol=1e-4
     )
-    best = np.argsort(-expected)[:4]
+    best = np.argsort(-expected)[: SPEC.vocab_size - SPEC.num_padding_tokens]
     assert [token for token, _ in one.top] == best.tolist()
     np.testing.assert_allclose(
       [value for _, value in one.top], expected[best], atol=1e-4

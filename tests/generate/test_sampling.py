@@ -89,6 +89,15 @@ def test_temperature_zero_takes_the_most_likely_whatever_the_others_do():
   assert found[0] == found[2] == LOGITS[0].argmax()
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-39, 1e-37])
+@pytest.mark.parametrize("rule", [{}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_the_coldest_draw_is_the_most_likely(temperature, rule):
+  """Also where logits divided by the temperature are infinite in float32."""
+  rows = sampling.to_arrays([Sampling(temperature, **rule)])
+  logits, seen = jnp.asarray([[4.0, 9.0, 5.0]]), jnp.zeros((1, 3), bool)
+  assert sampling.draw(logits, seen, rows, jnp.arange(1)) == 1
+
+
 def test_the_penalty_lowers_what_was_seen():
   seen = jnp.zeros((1, 3), bool).at[0, :2].set(True)
   logits = jnp.asarray([[3.0, -3.0, 3.0]])

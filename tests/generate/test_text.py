@@ -6,6 +6,7 @@ import pytest
 from generate_examples import engine_of
 
 from loopjax.data.text.tokenizer import Tokenizer
+from loopjax.errors import UserError
 from loopjax.generate import text as text_lib
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -97,6 +98,28 @@ def test_a_token_of_which_the_text_has_a_part_is_its_own(tmp_path):
   text = TextStream(words, ("5 w6",), prompt=(0, 4))
   text.read(tokens([6, 7, 8], "length"))
   assert text.text == " w" and [one.token for one in text.tokens] == [6]
+
+
+def test_a_refused_request_takes_the_others_with_it():
+  class Engine:
+    """Refuses the second request."""
+
+    live = ()
+
+    def add(self, request):
+      if self.live:
+        raise UserError("the prompt is too long")
+      self.live = (7,)
+      return 7
+
+    def cancel(self, number):
+      self.live = tuple(x for x in self.live if x != number)
+
+  engine = Engine()
+  asked = [GenerationRequest((3,), 2)] * 2
+  with pytest.raises(UserError, match="too long"):
+    text_lib.generate_texts(engine, Tokenizer("bytes"), asked)
+  assert not engine.live
 
 
 @pytest.mark.long

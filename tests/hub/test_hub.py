@@ -249,6 +249,25 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   assert jax.tree.all(jax.tree.map(jnp.array_equal, params, again))
 
 
+@pytest.mark.parametrize("value", [7e4, np.nan])
+def test_values_that_are_not_finite_are_named(value, tmp_path):
+  """7e4 is infinite in float16, which a file would hold without a word."""
+  tensors, name = examples.tensors_of("llama"), "model.embed_tokens.weight"
+  folder = examples.make_folder(tmp_path / "hub", "llama", tensors)
+  layout, (_, params) = convert.LAYOUTS["llama"], read(folder, "llama")
+  params["token_embedding"]["embedding"] = (
+    params["token_embedding"]["embedding"].at[3, 2].set(value)
+  )
+  made = weights.tensors(layout, params, 8, "F16")
+  with pytest.raises(UserError, match=f"{name} has values .* in float16"):
+    made[name].make()
+  made["model.norm.weight"].make()
+  tensors[name][3, 2] = np.inf
+  folder = examples.make_folder(tmp_path / "inf", "llama", tensors)
+  with pytest.raises(UserError, match=f"{name} has values .* in float32"):
+    read(folder, "llama")
+
+
 @pytest.mark.parametrize("shape", [(), (3, 5), (7, 64, 33)])
 def test_what_was_read_becomes_an_array_of_jax_without_a_copy(shape):
   """The import of a large model fits into little more than its size."""
@@ -435,6 +454,13 @@ def test_broken_folders_are_one_line(damage, message, tmp_path, capsys):
   with pytest.raises(UserError, match=message):
     read(folder)
   assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_is_not_a_model(tmp_path):
+  (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+  assert convert.is_folder(tmp_path)
+  with pytest.raises(UserError, match="is an adapter, not a model; merge it"):
+    convert.read_folder(tmp_path)
 
 
 @pytest.mark.parametrize(("config", "message"), [

@@ -103,6 +103,22 @@ def test_pairs_of_bytes_are_their_bytes():
   ]
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_bytes_are_exported_as_a_tokenizer(begins, tmp_path):
+  ours = Tokenizer("bytes", add_begin_token=begins)
+  tokenizer_files.write_bytes(tmp_path)
+  tokenizer_files.write_ends(tmp_path, ours)
+  end = tokenizer_files.special_tokens(tmp_path)["eos_token"]
+  beginning = tokenizer_files.beginning(tmp_path)
+  theirs = Tokenizer(str(tmp_path / "tokenizer.json"), end, *beginning)
+  assert (ours.end, ours.start) == (theirs.end, theirs.start)
+  for text in ("", " ", "a  b\r\n\n", "na\u00efve \U0001f600", "e\u0301 1234"):
+    ids = ours.encode_prompt(text)
+    assert theirs.encode_prompt(text) == ids
+    assert theirs.decode(ids[1:]) == ours.decode(ids[1:])
+    assert theirs.count_bytes(np.array(ids)) == len(text.encode())
+
+
 def test_a_text_that_says_how_it_begins_begins_once(tmp_path):
   tokenizer = tokenizer_of(folder_of(tmp_path, "unigram"))
   assert tokenizer.encode_prompt("<s>The")[:1] == (1,)

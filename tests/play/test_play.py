@@ -163,7 +163,9 @@ def test_the_server_answers(inspector, inspection, client_of):
   client = client_of(inspector, [inspection])
   assert data_of(client.get("/").text)["served"]
   assert client.post("/think", content=PUZZLE).json() == inspection
-  for prompt, message in (("12", "2 cells"), (200_000 * ".", "200000 cells")):
+  for prompt, message in (
+    ("12", "2 cells"), (200_000 * ".", "200000 cells"), (b"\xff", "not UTF-8"),
+  ):  # fmt: skip
     wrong = client.post("/think", content=prompt)
     assert wrong.status_code == 400
     assert message in wrong.json()["error"]
@@ -176,6 +178,9 @@ def test_the_server_answers(inspector, inspection, client_of):
   assert data_of(export.text)["thoughts"] == [inspection]
   assert not data_of(export.text)["served"]
   assert "four.html" in export.headers["content-disposition"]
+  other = inspector._replace(facts={**inspector.facts, "run": "vier für"})
+  export = client_of(other, [inspection]).get(f"/export?prompt={PUZZLE}")
+  assert "vier%20f%C3%BCr.html" in export.headers["content-disposition"]
 
 
 def test_other_sites_cannot_ask_the_server(inspector, inspection, client_of):

@@ -32,7 +32,9 @@ LENGTH = len(TEXT.encode())
 
 
 def template(messages, *, continued=False):
-  text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+  text = "".join(
+    f"<{m.get('name', m['role'])}>{m['content']}" for m in messages
+  )
   return text if continued else f"{text}<assistant>"
 
 
@@ -513,8 +515,10 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
   ({"prompt": "x", "max_tokens": False, "echo": True}, "max_tokens",
    "an integer from 1"),
-  ({"prompt": [5, 257], "max_tokens": 0, "echo": True}, "prompt",
-   "the prompt has token id 257, expected less than 257"),
+  *(({"prompt": [5, id_], **fields}, "prompt",
+   f"the prompt has token id {id_}, expected less than 257")
+   for id_ in (257, -1, 10**12)
+   for fields in ({}, {"max_tokens": 0, "echo": True})),
   ({"prompt": "x" * 200, "max_tokens": 0, "echo": True}, "prompt",
    "the prompt has 201 tokens; the maximum is 200"),
   *(({"prompt": "x", "echo": True, name: value}, name,
@@ -546,7 +550,9 @@ def test_mistakes_are_named(served, fields, param, message):
 
 @pytest.mark.parametrize(("fields", "message"), [
   ({"messages": []}, "not a list of messages"),
-  ({"messages": ["Hi"]}, "not a message with a role and a string"),
+  ({"messages": ["Hi"]}, "not a message with a role (system, developer"),
+  ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+   "'tool_calls' of a message is unsupported"),
   ({"messages": [{"role": "god", "content": "x"}]}, "with a role"),
   ({"messages": [{"role": "user", "content": [{}]}]}, "with a role"),
   ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
@@ -592,6 +598,14 @@ def test_other_requests_are_json_errors_too(served):
     (client.get("/v1/none"), 404),
     (client.get("/v1/completions"), 405),
     (client.post("/v1/completions", content=b"prompt=x"), 415),
+    (
+      client.post(
+        "/v1/completions",
+        content=b"",
+        headers={"Content-Type": "Application/JSON; charset=UTF-8"},
+      ),
+      400,
+    ),
     (served.post(prompt="x" * (1 << 20)), 413),
   ):
     assert response.status_code == status
@@ -712,13 +726,18 @@ def test_fields_that_clients_send_and_nothing_hangs_on(served):
   options = {"include_obfuscation": False, "include_usage": True}
   response = served.post(prompt="x", **fields, stream_options=options)
   assert response.status_code == 200
-  messages = [{"role": "user", "content": "x"}]
+  messages = [
+    {"role": "assistant", "content": "", "tool_calls": None},
+    {"role": "user", "content": "x", "name": "Ann"},
+  ]
   response = served.post(
     "/v1/chat/completions", messages=messages, max_tokens=2,
     reasoning_effort="low", logprobs=False, top_logprobs=0,
   )  # fmt: skip
   assert response.status_code == 200
   assert response.json()["choices"][0]["logprobs"] is None
+  prompt = bytes(served.engine.added[-1].prompt).decode()
+  assert prompt == "<assistant><Ann>x<assistant>"
 
 
 def test_no_more_tokens_are_cached_than_a_prompt_has(alone):

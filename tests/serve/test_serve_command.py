@@ -17,6 +17,7 @@ import texts_examples as texts
 from tests_support import ROOT
 
 import loopjax.serve
+from loopjax.commands import hosts
 from loopjax.errors import UserError
 from loopjax.eval.scorer import Scorer, ScoringRequest
 from loopjax.generate import source
@@ -149,6 +150,15 @@ def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs():
   server = command._server(options, [], "")
   theirs = httpx.Limits().keepalive_expiry
   assert server.config.timeout_keep_alive > 2 * theirs
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_the_local_address_of_ipv6_is_local(host):
+  from loopjax.serve import command
+
+  options = argparse.Namespace(host=host, token_file=None)
+  assert not command._token(options)
+  assert not hosts.refusal("[::1]:8000", hosts.LOCAL)
 
 
 def test_what_is_missing_is_named(monkeypatch, capsys):

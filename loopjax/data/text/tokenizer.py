@@ -308,7 +308,7 @@ def _pieces(tokenizer: Any) -> tuple[bytes, ...]:
   pieces = [b""] * (1 + max(words.values()))
   for word, index in words.items():
     if by_byte and index not in added:
-      pieces[index] = b"".join(_BYTES.get(x) or x.encode() for x in word)
+      pieces[index] = b"".join(BYTES.get(x) or x.encode() for x in word)
     elif found := re.fullmatch("<0x([0-9A-Fa-f]{2})>", word):
       pieces[index] = bytes.fromhex(found[1])  # Byte fallback.
     else:
@@ -327,4 +327,4 @@ def _byte_characters() -> dict[str, bytes]:
   }
 
 
-_BYTES = _byte_characters()
+BYTES = _byte_characters()
