@@ -4,10 +4,12 @@ import codecs
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopjax.errors import Moot, UserError, similar
-from loopjax.types import TaskSpec
+
+if TYPE_CHECKING:  # It imports JAX, which commands that only read do not.
+  from loopjax.types import TaskSpec
 
 
 def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
@@ -94,7 +96,7 @@ def without_effect(
     raise UserError(f"{one} has no effect while {values}{why}", moot)
 
 
-def one_document(spec: TaskSpec, reads: str) -> None:
+def one_document(spec: "TaskSpec", reads: str) -> None:
   """Raises UserError if rows hold several documents.
 
   Args:
@@ -107,7 +109,7 @@ def one_document(spec: TaskSpec, reads: str) -> None:
     )
 
 
-def no_next_tokens(spec: TaskSpec) -> None:
+def no_next_tokens(spec: "TaskSpec") -> None:
   """Raises UserError if targets are inputs of a model that sees whole rows."""
   if spec.predicts_next:
     raise UserError(

@@ -24,8 +24,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import jax
-
 from loopjax.commands import command_line
 from loopjax.errors import (
   UserError,
@@ -34,7 +32,6 @@ from loopjax.errors import (
   one_line,
   one_line_errors,
 )
-from loopjax.run import processes
 
 _STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
 _LOST = 5
@@ -66,7 +63,7 @@ def parser() -> command_line.ConfigParser:
     help="runs of several values of run.seed, trained in one program:"
     " --seeds=0,1,2 writes DIR/seed=0, ...",
   )
-  processes.add_flags(made)
+  command_line.add_processes(made)
   made.importer = imported
   made.set_defaults(limit=0)
   return made
@@ -88,8 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(options: Any) -> int:
   """Runs the command that options of `parser` name; returns the status."""
+  import jax  # Takes long, and so do the next: not to check flags.
+
   from loopjax import config as config_lib
-  from loopjax.run import naming, user_cache, zoo
+  from loopjax.run import naming, processes, user_cache, zoo
 
   user_cache.keep_compiled()
   config, mode, seeds = options.config, options.mode, _seeds(options)
@@ -125,6 +124,8 @@ def start(options: Any) -> int:
 
 def _page(options: Any) -> str:
   """What to print instead of running; "" if there is something to run."""
+  import jax
+
   from loopjax.commands import describe
 
   if options.list:
@@ -144,10 +145,12 @@ def _run(
   options: Any, workdir: pathlib.Path, seeds: list[int]
 ) -> dict[Any, dict[str, Any]]:
   """Trains or scores; the summaries by seed, by None without --seeds."""
+  import jax
+
   from loopjax import train
   from loopjax.analysis import figures
   from loopjax.config import presets
-  from loopjax.run import zoo
+  from loopjax.run import processes, zoo
   from loopjax.train import score
 
   processes.start(
@@ -178,6 +181,8 @@ def _say_end(
   workdir: pathlib.Path,
 ) -> None:
   """Prints the scores, and how to resume what was stopped."""
+  import jax
+
   from loopjax.commands import ending
 
   if None not in summaries:
@@ -219,7 +224,7 @@ def _check_source(
 
   Flags cannot change how a run that is scored was trained.
   """
-  from loopjax import config as config_lib
+  from loopjax.run import workdir as workdir_lib
   from loopjax.run import zoo
 
   if mode != "eval":
@@ -231,7 +236,7 @@ def _check_source(
     return
   folder = zoo.located(workdir)
   there = (folder / "config.json").exists()
-  of_run = config_lib.read_config(folder).get("run", {}) if there else {}
+  of_run = workdir_lib.read_config(folder).get("run", {}) if there else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:
@@ -243,6 +248,8 @@ def _check_source(
 
 def _check_devices() -> None:
   """Raises UserError if JAX finds no devices of the platform that is set."""
+  import jax
+
   try:
     jax.devices()
   except (AssertionError, RuntimeError) as error:
@@ -253,6 +260,10 @@ def _check_devices() -> None:
 
 def _end_alone(error: Exception) -> NoReturn:
   """Exits immediately: a normal exit would wait for other processes."""
+  import jax
+
+  from loopjax.run import processes
+
   reason = " ".join(str(error).split())[:300]
   from_jax = isinstance(error, jax.errors.JaxRuntimeError)
   out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from loopjax import main as main_lib
 from loopjax.commands import command_line
 from loopjax.errors import UserError, leave, one_line_errors
-from loopjax.run import processes
 
 
 def parser() -> command_line.ConfigParser:
@@ -40,7 +39,7 @@ def parser() -> command_line.ConfigParser:
     help="number of examples, rounded up to batches of eval.batch_size; 0 for"
     " all [0]",
   )
-  processes.add_flags(made)
+  command_line.add_processes(made)
   made.importer = main_lib.imported
   made.set_defaults(mode="eval", list=False, extend=False, seeds=None)
   return made

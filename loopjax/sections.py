@@ -1,8 +1,11 @@
 """A config as sections of uninterpreted settings."""
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from loopjax.errors import UserError
 
 _OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not within a tuple.
 
@@ -48,3 +51,27 @@ def split_name(config_name: str) -> tuple[str, str]:
 def split(argument: str) -> list[str]:
   """The comma-separated parts of the argument of --config=FILE:argument."""
   return [part for part in _OUTER_COMMA.split(argument) if part]
+
+
+def check_key(key: str, known: Mapping[str, Any]) -> None:
+  """Raises UserError for an unknown setting, and suggests similar names."""
+  if key in known:
+    return
+  section = f"{key.partition('.')[0]}."
+  word = key.rpartition(".")[2]
+  same = [name for name in known if word in _short_names(name)]
+  near = [*same, *difflib.get_close_matches(key, known, n=3)]
+  if near:
+    found = ", ".join(list(dict.fromkeys(near))[:3])
+    raise UserError(f"unknown setting {key!r}; did you mean {found}?")
+  names = [name for name in known if name.startswith(section)]
+  names = names or sorted({name.partition(".")[0] for name in known})
+  raise UserError(
+    f"unknown setting {key!r}; expected one of {', '.join(names)}"
+  )
+
+
+def _short_names(name: str) -> tuple[str, str]:
+  """("learning_rate", "lr") of "optim.learning_rate"."""
+  last = name.rpartition(".")[2]
+  return last, "".join(word[:1] for word in last.split("_"))

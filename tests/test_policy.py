@@ -24,7 +24,7 @@ ALLOWED_NNX = {
 # Files and folders of loopjax/, lowest first: each imports only from earlier
 # rows, and folders from themselves.
 LAYERS = (
-  ("__init__", "errors", "sections"), ("types",), ("checks",), ("sharding",),
+  ("__init__", "errors"), ("sections",), ("types",), ("checks",), ("sharding",),
   ("kernels",), ("losses",), ("nn",), ("loop",), ("protocols", "optim", "run"),
   ("models", "data"), ("config",), ("program",), ("train",), ("commands",),
   ("hub",), ("saved",), ("generate",), ("analysis",),

@@ -1,7 +1,9 @@
 """`loopjax score` on files of one's own."""
 
+import dataclasses
 import json
 import pathlib
+import shutil
 
 import hub_examples
 import jax
@@ -155,3 +157,24 @@ def test_a_folder_of_the_hub_is_scored_as_a_run(tmp_path, monkeypatch):
   _, settings, _ = convert.read_folder(folder)
   there = config_lib.of_run(pathlib.Path("runs/theirs"), "")
   assert there.model == settings.model
+
+
+def test_a_tokenizer_may_move_but_not_change(tmp_path):
+  """Another one of the same size has the same shapes, and other words."""
+  folder = hub_examples.make_folder(tmp_path / "theirs")
+  settings = convert.read_folder(folder).settings
+  task = dataclasses.asdict(settings.task)
+  content = json.loads((folder / "tokenizer.json").read_text())
+  words = content["model"]["vocab"]
+  words["w1"], words["w2"] = words["w2"], words["w1"]
+  moved, other = tmp_path / "moved.json", tmp_path / "other.json"
+  shutil.copyfile(folder / "tokenizer.json", moved)
+  other.write_text(json.dumps(content))
+
+  def check(path):
+    record = dataclasses.replace(settings.task, tokenizer=str(path))
+    score_lib.check_tokens(task, settings._replace(task=record))
+
+  check(moved)
+  with refused("task.tokenizer=.*other.json': the model was trained with "):
+    check(other)

@@ -100,6 +100,34 @@ class ConfigParser(Parser):
     return options
 
 
+def add_processes(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `run.processes.start` to a command line."""
+  parser.add_argument(
+    "--distributed",
+    action="store_true",
+    help="join a multi-process run, detected from the machine (TPU pod, SLURM);"
+    " not needed if SLURM started several tasks",
+  )
+  parser.add_argument(
+    "--coordinator_address",
+    metavar="HOST:PORT",
+    help="HOST:PORT of process 0 [JAX_COORDINATOR_ADDRESS]",
+  )
+  parser.add_argument(
+    "--num_processes",
+    type=int,
+    metavar="N",
+    help="number of processes [JAX_NUM_PROCESSES]",
+  )
+  parser.add_argument(
+    "--process_id",
+    type=int,
+    metavar="I",
+    help="index of this process, from 0 [JAX_PROCESS_ID or"
+    " JOB_COMPLETION_INDEX]",
+  )
+
+
 def _with_runs(options: Any, importer: Callable[[Any, str], str]) -> str:
   """options.config_name, in which runs take the place of imported folders."""
   from loopjax.config import presets

@@ -7,7 +7,6 @@ What config files and the rest of the package call; presets are in
 from loopjax.config.overrides import WorkdirOf as WorkdirOf
 from loopjax.config.overrides import axis as axis
 from loopjax.config.overrides import by_user as by_user
-from loopjax.config.overrides import check_key as check_key
 from loopjax.config.overrides import make as make
 from loopjax.config.overrides import override as override
 from loopjax.config.overrides import product as product
@@ -18,7 +17,6 @@ from loopjax.config.resolve import check_config as check_config
 from loopjax.config.resolve import check_loops as check_loops
 from loopjax.config.resolve import config_of_run as config_of_run
 from loopjax.config.resolve import of_run as of_run
-from loopjax.config.resolve import read_config as read_config
 from loopjax.config.resolve import record as record
 from loopjax.config.resolve import resolve as resolve
 from loopjax.config.settings import Settings as Settings

@@ -6,7 +6,6 @@ sections become, so each name and type is stated once.
 """
 
 import dataclasses
-import difflib
 import itertools
 import json
 from collections.abc import Mapping
@@ -14,14 +13,14 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from loopjax import sharding
-from loopjax.config import renames, settings
+from loopjax import sections, sharding
+from loopjax.config import settings
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.protocols import Registry
-from loopjax.sections import flatten
+from loopjax.run import renames
 from loopjax.types import LoopOptions
 
 NAMES: Mapping[str, Registry[Any]] = {"model": MODELS, "task": TASKS}
@@ -85,7 +84,7 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   """
   check_name("model", model, MODELS)
   check_name("task", task, TASKS)
-  sections = {
+  values = {
     "model": {
       **MODELS.named(model),
       **dataclasses.asdict(MODELS[model].Config()),
@@ -93,8 +92,8 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
     "task": {**TASKS.named(task), **dataclasses.asdict(TASKS[task].Config())},
     **{name: dataclasses.asdict(record()) for name, record in SECTIONS.items()},
   }
-  sections["loop"]["remat"] = "auto"
-  return Config(sections)
+  values["loop"]["remat"] = "auto"
+  return Config(values)
 
 
 def by_user(config: ml_collections.ConfigDict) -> frozenset[str]:
@@ -143,7 +142,8 @@ def override(
       by its old name and its present one.
   """
   present: dict[str, Any] = {}
-  known = flatten(config)  # Once: a ConfigDict takes long to iterate over.
+  # Once: a ConfigDict takes long to iterate over.
+  known = sections.flatten(config)
   for typed, given in values.items():
     family = config.model.name
     renames.say(family, {typed: given})
@@ -153,9 +153,9 @@ def override(
     present[key] = value
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
-      known = flatten(config)
+      known = sections.flatten(config)
       continue
-    check_key(key, known)
+    sections.check_key(key, known)
     try:
       config.update_from_flattened_dict({key: value})
     except TypeError as error:
@@ -166,30 +166,6 @@ def override(
       said = " ".join(str(error.args[0]).split())  # A KeyError is quoted.
       raise UserError(f"{key}={value!r}: {said}") from error
   return present
-
-
-def check_key(key: str, known: Mapping[str, Any]) -> None:
-  """Raises UserError for an unknown setting, and suggests similar names."""
-  if key in known:
-    return
-  section = f"{key.partition('.')[0]}."
-  word = key.rpartition(".")[2]
-  same = [name for name in known if word in _short_names(name)]
-  near = [*same, *difflib.get_close_matches(key, known, n=3)]
-  if near:
-    found = ", ".join(list(dict.fromkeys(near))[:3])
-    raise UserError(f"unknown setting {key!r}; did you mean {found}?")
-  names = [name for name in known if name.startswith(section)]
-  names = names or sorted({name.partition(".")[0] for name in known})
-  raise UserError(
-    f"unknown setting {key!r}; expected one of {', '.join(names)}"
-  )
-
-
-def _short_names(name: str) -> tuple[str, str]:
-  """("learning_rate", "lr") of "optim.learning_rate"."""
-  last = name.rpartition(".")[2]
-  return last, "".join(word[:1] for word in last.split("_"))
 
 
 def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:

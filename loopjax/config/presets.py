@@ -16,9 +16,9 @@ import ml_collections
 import loopjax
 from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.config import renames
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
+from loopjax.run import renames
 
 # {"section": {"key": value}}.
 Block = Mapping[str, Mapping[str, Any]]
@@ -226,7 +226,7 @@ def assign(
   if isinstance(before, bool):
     value = True if text is None else _BOOLEANS.get(text.lower(), text)
   elif text is None:
-    config_lib.check_key(renamed.name if renamed else key, known)
+    sections.check_key(renamed.name if renamed else key, known)
     raise UserError(f"--config.{key} needs a value")
   elif not isinstance(before, str):
     # Other text is not of the setting's type, which `override` says.

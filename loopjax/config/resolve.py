@@ -12,7 +12,6 @@ import ml_collections
 from flax import nnx
 
 from loopjax import checks, sections
-from loopjax.config import renames
 from loopjax.config.overrides import (
   NAMES,
   SECTIONS,
@@ -30,30 +29,13 @@ from loopjax.models import MODELS
 from loopjax.nn import lora, remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import Dataclass
+from loopjax.run import renames, zoo
 from loopjax.run import workdir as workdir_lib
-from loopjax.run import zoo
 from loopjax.sections import flatten
 from loopjax.types import LoopOptions
 
 # What an extended run may have otherwise.
 _EXTENDED = ("run.batch_size", "run.num_steps")
-
-
-def read_config(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json, the settings of a run by section, by present names.
-
-  Raises:
-    UserError: it cannot be read, or was not written by loopjax: Hub folders
-      have a file of that name.
-  """
-  path = workdir / "config.json"
-  value = workdir_lib.read_json(path)
-  if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
-    raise UserError(f"{path}: was not written by loopjax")
-  try:
-    return renames.of_config(value)
-  except UserError as error:
-    raise UserError(f"{path}: {error}") from error
 
 
 def check_config(
@@ -75,7 +57,9 @@ def check_config(
     return
   new = sections.flatten(config)
   defaults = to_dict(make(config["model"]["name"], config["task"]["name"]))
-  old = sections.flatten(defaults) | sections.flatten(read_config(workdir))
+  old = sections.flatten(defaults) | sections.flatten(
+    workdir_lib.read_config(workdir)
+  )
   differing = {
     key: f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
     for key in sorted({*old, *new})

@@ -12,7 +12,7 @@ import math
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from loopjax.hub.files import Made, Tensor
 from loopjax.hub.layout import Layout
 from loopjax.run import workdir as workdir_lib
 
+MAGIC = b"GGUF"  # What a file begins with.
 PACKED = "model.gguf"  # What `pack` writes into a folder.
 QUANTIZED = "q8_0"
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -78,7 +79,6 @@ _NEUTRAL = {
   "rope.scaling.attn_factor": (0, 1),
 }
 _SCALED = "rope_freqs.weight"
-_ROWS = 4096  # Rows of a matrix that are dequantised at a time.
 
 
 def layout_of(layout: Layout, kind: str) -> Layout:
@@ -149,14 +149,14 @@ def _opened(
   try:
     with path.open("rb") as file:
       head = file.read(64)
-    if head.startswith(b"GGUF"):
+    if head.startswith(MAGIC):
       reader = package.GGUFReader(path)
       if reader.endianess != package.GGUFEndian.LITTLE:
         raise ValueError("its numbers are big-endian")
       fields = reader.fields.values()
       return (
         {field.name: field.contents() for field in fields},
-        {tensor.name: _tensor(tensor) for tensor in reader.tensors},
+        {tensor.name: _tensor(path, tensor) for tensor in reader.tensors},
       )
     wrong = checks.wrong_file(head) or "is not a GGUF file"
   # The library checks nothing: what is missing is out of some array's range.
@@ -165,29 +165,32 @@ def _opened(
   raise UserError(f"{path}: {wrong}")
 
 
-def _tensor(tensor: Any) -> Tensor:
-  name = tensor.tensor_type.name
+def _tensor(path: pathlib.Path, tensor: Any) -> Tensor:
+  name, data = tensor.tensor_type.name, tensor.data
+  mapped = functools.partial(
+    np.memmap, path, data.dtype, "r", int(tensor.data_offset), data.shape
+  )
   return Tensor(
     tuple(tensor.shape.tolist()[::-1]),
     "F32" if name in _READ else name,
-    functools.partial(_dequantized, tensor),
+    functools.partial(_dequantized, mapped, tensor.tensor_type),
   )
 
 
-def _dequantized(tensor: Any, index: tuple[slice, ...]) -> np.ndarray:
-  """A part of a tensor in float32; only its rows are dequantised."""
-  rows, *rest = index
-  dequantize, kind = _package().quants.dequantize, tensor.tensor_type
+def _dequantized(
+  mapped: Callable[[], np.ndarray], kind: Any, index: tuple[slice, ...]
+) -> np.ndarray:
+  """A part of a tensor in float32; only its rows are dequantised.
+
+  Args:
+    mapped: maps the tensor's bytes, which take memory until the call ends.
+    kind: their type.
+    index: a slice of each axis.
+  """
+  dequantize, (rows, *rest) = _package().quants.dequantize, index
   if not rest:
-    return dequantize(tensor.data, kind)[rows]
-  data, (columns,) = tensor.data[rows], rest
-  width = len(range(int(tensor.shape[0]))[columns])
-  found = np.empty((len(data), width), np.float32)
-  # The package needs several times a result's memory.
-  for start in range(0, len(data), _ROWS):
-    part = slice(start, start + _ROWS)
-    found[part] = dequantize(data[part], kind)[:, columns]
-  return found
+    return dequantize(mapped(), kind)[rows]
+  return dequantize(mapped()[rows], kind)[:, *rest]
 
 
 def _write_folder(

@@ -14,7 +14,7 @@ from loopjax.hub import files
 from loopjax.hub.layout import Layout, Row
 from loopjax.run.checkpoints import integrity
 
-_ROWS = 8192  # Rows of a table that are compared at a time.
+_ROWS = 2048  # Rows of a tensor that are read at a time.
 _ALIGNMENT = 64  # Bytes.
 
 
@@ -250,9 +250,18 @@ def _read_part(
   if part.is_stacked():
     names, spans = names[spans[0]], spans[1:]
   rows, *rest = spans[::-1] if part.row.transposed else spans
+  # Rows in another order are read as a whole.
+  is_whole = part.row.by_head or not isinstance(whole, slice)
+  step = rows.stop - rows.start if is_whole else _ROWS
   for place, name in zip(places, names, strict=True):
-    found = _read_rows(there[name], part, whole, rows, tuple(rest))
-    place[...] = found.T if part.row.transposed else found
+    for start in range(rows.start, rows.stop, step):
+      some = slice(start, min(start + step, rows.stop))
+      found = _read_rows(there[name], part, whole, some, tuple(rest))
+      here = slice(start - rows.start, some.stop - rows.start)
+      if part.row.transposed:
+        place[..., here] = found.T
+      else:
+        place[here] = found
     files.check_finite(name, place)
   return values
 

@@ -5,8 +5,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scipy import special
-
 from loopjax import sections
 from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
 from loopjax.report.runs import Run
@@ -54,6 +52,8 @@ class Spread(NamedTuple):
     """Half the width of the mean's 95 % interval over seeds, by Student's t."""
     if self.std is None:
       return None
+    from scipy import special  # Takes long: seeds alone need it.
+
     factor = float(special.stdtrit(len(self.seeds) - 1, 0.975))
     return factor * self.std / math.sqrt(len(self.seeds))
 

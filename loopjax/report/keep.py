@@ -15,12 +15,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.config import renames
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.report import runs as runs_lib
-from loopjax.run import provenance, zoo
+from loopjax.run import provenance, renames, zoo
 from loopjax.run import workdir as workdir_lib
 
 _RUNS = "runs"  # Written for the folder in which a run is.
@@ -132,7 +130,7 @@ def keep(
     key for run in kept.values() for key in sections.flatten(run["config"])
   }
   for key in said["chosen_for"] or ():
-    config_lib.check_key(key, dict.fromkeys(known))
+    sections.check_key(key, dict.fromkeys(known))
   content = {
     "sweep": sweep or "",
     "title": "",
@@ -199,7 +197,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   """Config, summary and evaluations of a run."""
   if not (workdir / "config.json").exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
-  config = config_lib.read_config(workdir)
+  config = workdir_lib.read_config(workdir)
   ended = (workdir / "summary.json").exists()
   summary = workdir_lib.read_summary(workdir) if ended else {}
   if summary.get("status") != "completed":

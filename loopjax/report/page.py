@@ -118,6 +118,11 @@ def _body(
   return [*blocks, *_missing(plans)]
 
 
+def _number(count: int, thing: str) -> str:
+  """ "1 seed" or "2 seeds"."""
+  return f"{count} {thing}{'s' * (count != 1)}"
+
+
 def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   """The questions, with verdicts where whoever kept the runs gave one."""
   asked = [plan for plan in plans if plan.chosen_for is None]
@@ -129,9 +134,9 @@ def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
   for plan in asked:
     done = [run for run in plan.runs if run.done]
     seeds = {run.config["run"]["seed"] for run in done}
+    of = f"{len(done)} of " * (len(done) < len(plan.runs))
     counts = (
-      f"{len(done)} of {len(plan.runs)} runs,"
-      f" {len(seeds)} seed{'s' * (len(seeds) != 1)}"
+      f"{of}{_number(len(plan.runs), 'run')}, {_number(len(seeds), 'seed')}"
     )
     heading = tables.title(plan)
     verdict = [Cell(plan.verdict or "–")] if said else []

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.errors import UserError, similar
 from loopjax.report import grouping
@@ -249,7 +248,7 @@ def pivot(
   known = [_Known(run, settings_of(run), scores_of(run)) for run in runs]
   names = dict.fromkeys(key for one in known for key in one.settings)
   for key in (*rows, *columns):
-    config_lib.check_key(key, names)
+    sections.check_key(key, names)
   rows = rows or _apart(known, columns)
   _check_cells(known, (*rows, *columns))
   lines = list(_groups(known, rows))

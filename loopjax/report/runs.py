@@ -5,14 +5,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loopjax import config as config_lib
 from loopjax import sections
-from loopjax.config import renames
 from loopjax.errors import UserError
 from loopjax.report import papers
 from loopjax.report.paper import Paper
+from loopjax.run import renames, zoo
 from loopjax.run import workdir as workdir_lib
-from loopjax.run import zoo
 
 VERDICTS = ("reproduced", "same direction", "not here", "not run")
 KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
@@ -182,7 +180,7 @@ def read_run(
   planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
     return Run(*planned, "not run", {}, {})
-  config = config_lib.read_config(directory)
+  config = workdir_lib.read_config(directory)
   flat = sections.flatten(config)
   if any(flat.get(key) != value for key, value in overrides.items()):
     return Run(*planned, "another configuration", {}, {})

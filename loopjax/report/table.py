@@ -16,7 +16,7 @@ from typing import Any
 
 from loopjax.commands import document
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
-from loopjax.report import grouping, plots, records, tables
+from loopjax.report import grouping, records, tables
 
 _ABSENT = "–"
 
@@ -135,6 +135,8 @@ def _draw(
   pivot: records.Pivot, setting: str, path: pathlib.Path
 ) -> pathlib.Path:
   """Draws the scores against a setting; returns the path of the figure."""
+  from loopjax.report import plots  # Imports matplotlib, which takes long.
+
   known = plots.FORMATS
   if path.suffix not in known:
     raise UserError(f"--plot={path}: the name must end with {', '.join(known)}")

@@ -9,7 +9,7 @@ from typing import Any
 from loopjax.analysis.plots import series
 from loopjax.commands import document
 from loopjax.commands.document import Cell, Table
-from loopjax.report import grouping, plots
+from loopjax.report import grouping
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 
@@ -22,6 +22,8 @@ def sweep_blocks(
   `pictures` is the path of its plots without a suffix, in a directory next to
   the document.
   """
+  from loopjax.report import plots  # Imports matplotlib: not for text.
+
   paper, sweep = plan.paper, sweep_of(plan)
   groups = grouping.group_by_seed(plan.runs)
   table, notes = comparison_table(sweep, groups, paper, plan.chosen_for)

@@ -1,6 +1,5 @@
 """Several processes: how they find each other, agree, and stop together."""
 
-import argparse
 import itertools
 import json
 import os
@@ -9,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from loopjax.errors import UserError
@@ -30,34 +28,6 @@ class ProcessLostError(Exception):
 
 class AgreedError(UserError):
   """A UserError that is raised on every process."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the arguments of `start` to a command line."""
-  parser.add_argument(
-    "--distributed",
-    action="store_true",
-    help="join a multi-process run, detected from the machine (TPU pod, SLURM);"
-    " not needed if SLURM started several tasks",
-  )
-  parser.add_argument(
-    "--coordinator_address",
-    metavar="HOST:PORT",
-    help="HOST:PORT of process 0 [JAX_COORDINATOR_ADDRESS]",
-  )
-  parser.add_argument(
-    "--num_processes",
-    type=int,
-    metavar="N",
-    help="number of processes [JAX_NUM_PROCESSES]",
-  )
-  parser.add_argument(
-    "--process_id",
-    type=int,
-    metavar="I",
-    help="index of this process, from 0 [JAX_PROCESS_ID or"
-    " JOB_COMPLETION_INDEX]",
-  )
 
 
 def start(
@@ -167,6 +137,8 @@ def wait_for_all() -> None:
   """
   count = jax.process_count()
   if count > 1:
+    import orbax.checkpoint as ocp  # Takes long: not for one process.
+
     ocp.multihost.sync_global_processes(
       f"loopjax {next(_BARRIERS)}",
       timeout=_BARRIER_SECONDS,

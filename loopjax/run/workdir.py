@@ -14,7 +14,7 @@ from typing import Any
 
 from loopjax import checks
 from loopjax.errors import UserError, writing
-from loopjax.run import processes, zoo
+from loopjax.run import renames, zoo
 
 # Sections that may differ between starts: they do not affect what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
@@ -45,6 +45,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
   Raises:
     UserError: it cannot be created or written, or another run holds the lock.
   """
+  from loopjax.run import processes  # Imports JAX: not to read.
+
   with contextlib.ExitStack() as stack:
     processes.from_process_0(lambda: stack.enter_context(_held(workdir)))
     yield
@@ -111,6 +113,23 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
   ):
     raise UserError(f"{path}: was not written by loopjax")
   return value
+
+
+def read_config(workdir: pathlib.Path) -> dict[str, Any]:
+  """Reads config.json, the settings of a run by section, by present names.
+
+  Raises:
+    UserError: it cannot be read, or was not written by loopjax: Hub folders
+      have a file of that name.
+  """
+  path = workdir / "config.json"
+  value = read_json(path)
+  if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
+    raise UserError(f"{path}: was not written by loopjax")
+  try:
+    return renames.of_config(value)
+  except UserError as error:
+    raise UserError(f"{path}: {error}") from error
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

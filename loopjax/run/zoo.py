@@ -9,12 +9,7 @@ import pathlib
 import re
 from typing import Any
 
-import jax
-from safetensors import SafetensorError
-from safetensors.flax import load_file, save_file
-
 from loopjax.errors import UserError, local_path, one_line, similar
-from loopjax.run.checkpoints import integrity
 
 PREFIX, PARAMS = "zoo:", "params.safetensors"
 ROOT = pathlib.Path(__file__).parent.parent / "zoo"
@@ -75,6 +70,11 @@ def output(workdir: pathlib.Path) -> pathlib.Path:
 
 def write(folder: pathlib.Path, params: Any, dtype: Any) -> None:
   """Writes nested parameters as `params.safetensors`, cast to a dtype."""
+  import jax  # Takes long: places and names need none of these.
+  from safetensors.flax import save_file
+
+  from loopjax.run.checkpoints import integrity
+
   leaves = jax.tree.leaves(params)
   cast = {
     name: leaf.astype(dtype)
@@ -97,6 +97,12 @@ def read(
   Raises:
     UserError: the file is damaged, or its parameters do not fit.
   """
+  import jax
+  from safetensors import SafetensorError
+  from safetensors.flax import load_file
+
+  from loopjax.run.checkpoints import integrity
+
   path = folder / PARAMS
   try:
     there = load_file(path)

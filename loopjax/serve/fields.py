@@ -3,7 +3,7 @@
 They follow OpenAI's completions and chat completions. `num_loops`,
 `exit_threshold`, `draft_loops`, `prefill_loops`, `top_k`, `min_p`,
 `repetition_penalty`, `add_generation_prompt` and `continue_final_message` are
-extensions, two of which may have their old names (`config.renames`). A field
+extensions, two of which may have their old names (`run.renames`). A field
 that would have no effect here is rejected, never silently ignored.
 """
 
@@ -13,8 +13,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from loopjax.config import renames
 from loopjax.errors import UserError, one_line
+from loopjax.run import renames
 from loopjax.serve.errors import ClientError
 
 _COMMON = (

@@ -266,7 +266,7 @@ def _check_extension(
     raise UserError(
       f"--extend: {workdir} contains no run; --workdir=DIR names it"
     )
-  before = config_lib.read_config(workdir)["run"]
+  before = workdir_lib.read_config(workdir)["run"]
   if settings.run.num_steps < before["num_steps"]:
     raise UserError(
       f"--extend: run.num_steps={settings.run.num_steps} is less than the"
@@ -283,7 +283,7 @@ def _check_extension(
 
 def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
   """Raises UserError if a complete run was scored with other settings."""
-  before = config_lib.read_config(workdir).get("eval", {})
+  before = workdir_lib.read_config(workdir).get("eval", {})
   for name in _SCORING:
     here = settings.plain["eval"][name]
     if before.get(name, here) != here:

@@ -12,6 +12,7 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.errors import UserError
 from loopjax.run import metrics, preemption, processes, provenance, zoo
 from loopjax.run import workdir as workdir_lib
@@ -93,7 +94,7 @@ def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
   if not (folder / "config.json").exists():
     raise UserError(f"{source} contains no run to score")
   config_lib.check_config(folder, settings.plain, "eval", label=str(source))
-  check_tokens(config_lib.read_config(folder)["task"], settings)
+  check_tokens(workdir_lib.read_config(folder)["task"], settings)
 
 
 def check_tokens(
@@ -116,6 +117,8 @@ def check_tokens(
   def differs(**before: Any) -> bool:
     try:
       task = dataclasses.replace(record, **before)
+      if _have_other_tokenizers(task, record):
+        return True
       was = settings._replace(task=task, spec=settings.task_module.spec(task))
     except UserError:
       return False  # A tokenizer that has moved: the parameters have its size.
@@ -130,6 +133,14 @@ def check_tokens(
       f"{now}: the model was trained with {then}, which its vocabulary or"
       " length depends on"
     )
+
+
+def _have_other_tokenizers(*tasks: Any) -> bool:
+  """Whether tokenizers of two tasks differ in more than their path."""
+  paths = {getattr(task, "tokenizer", "") for task in tasks}
+  if len(paths) == 1:  # Of a task without one, too.
+    return False
+  return len({tokenizer_lib.Tokenizer(x).key for x in paths}) > 1
 
 
 def _tokens(settings: config_lib.Settings) -> TaskSpec:

@@ -118,7 +118,7 @@ def compare_data(
     dataset: the split that is scored.
   """
   here = settings.plain["task"]
-  there = config_lib.read_config(folder)["task"]
+  there = workdir_lib.read_config(folder)["task"]
   if any(here.get(name, value) != value for name, value in there.items()):
     return
   if restore.steps(folder):

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax import config as config_lib
 from loopjax.analysis.plots import series
 from loopjax.data import TASKS
 from loopjax.errors import UserError
@@ -63,7 +62,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   config_path = workdir / "config.json"
   if not config_path.exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
-  config = config_lib.read_config(workdir)
+  config = workdir_lib.read_config(workdir)
   rows = workdir_lib.read_metrics(workdir)
   training = [row for row in rows if row["split"] == "train"]
   rates = training[-1] if training else {}

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.zoo list|export`."""
+"""Command line: `python -m loopjax.zoo [list|export]`."""
 
 import pathlib
 
@@ -6,7 +6,7 @@ from loopjax.commands import document
 from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
-from loopjax.zoo.entries import COMMANDS
+from loopjax.zoo import entries
 
 
 @one_line_errors
@@ -19,27 +19,23 @@ def main(argv: list[str] | None = None) -> int:
       " as play, score, generate and serve, accept zoo:NAME."
     ),
   )
-  commands = parser.add_subparsers(dest="command", required=True)
-  commands.add_parser("list", help="list the models")
+  commands = parser.add_subparsers(dest="command")
+  commands.add_parser("list", help="list the models [this]")
   exports = commands.add_parser("export", help="make a zoo entry from a run")
   exports.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   exports.add_argument("name", metavar="NAME")
   exports.add_argument(
     "--about", required=True, help="one sentence on what the model does"
   )
-  exports.add_argument(
-    "--dtype", choices=("float32", "bfloat16"), default="float32"
-  )
+  exports.add_argument("--dtype", choices=entries.DTYPES, default="float32")
   exports.add_argument(
     "--root", type=pathlib.Path, default=zoo.ROOT, help="[the package]"
   )
   options = vars(parser.parse_args(argv))
   command = options.pop("command")
-  if command == "list":
+  if command in ("list", None):
     print(_list())
     return 0
-  from loopjax.zoo import entries  # Compiles: not needed to list.
-
   print(entries.export(**options))
   return 0
 
@@ -52,7 +48,7 @@ def _list() -> str:
     config = workdir_lib.read_json(folder / "config.json")
     summary = workdir_lib.read_json(folder / "summary.json")
     about = (folder / "README.md").read_text().split("\n\n")[1]
-    commands = COMMANDS.get(config["task"]["name"], ())
+    commands = entries.COMMANDS.get(config["task"]["name"], ())
     lines.append(
       (
         f"{zoo.PREFIX}{name}",

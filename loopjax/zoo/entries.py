@@ -5,16 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from loopjax.commands import document
 from loopjax.commands.document import Cell
 from loopjax.errors import UserError, writing
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
-from loopjax.saved import trained
 
-DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# Of stored parameters, with the bytes of a number.
+DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 MAX_BYTES = 1_000_000  # Of the parameters of an entry.
 # Settings that name files and other runs.
 _PLACES = (
@@ -38,6 +36,8 @@ def export(
     UserError: the run is not complete, the newest checkpoint is not its last
       step, the parameters are too many, or the entry exists.
   """
+  from loopjax.saved import trained  # Imports JAX: not needed to list.
+
   folder = root / name
   if folder.name != name:
     raise UserError(f"NAME={name!r} is a path; set the folder with --root")
@@ -45,7 +45,7 @@ def export(
   summary = workdir_lib.read_summary(workdir)
   if summary.get("status") != "completed" or summary["steps"] != run.step:
     raise UserError(f"{workdir} is not the directory of a complete run")
-  num_bytes = summary["parameters"] * jnp.dtype(DTYPES[dtype]).itemsize
+  num_bytes = summary["parameters"] * DTYPES[dtype]
   if num_bytes > MAX_BYTES:
     raise UserError(
       f"{workdir}: {num_bytes:,} bytes of parameters exceed the maximum of"
@@ -73,7 +73,7 @@ def export(
   task = config["task"]["name"]
   text = card(name, about, task, headline, summary)
   (folder / "README.md").write_text(text)
-  zoo.write(folder, run.params, DTYPES[dtype])
+  zoo.write(folder, run.params, dtype)
   return folder
 
 

@@ -1,7 +1,9 @@
 """The command `loopjax` and its subcommands."""
 
-import runpy
+import importlib
+import subprocess
 import sys
+import types
 
 import pytest
 
@@ -11,14 +13,17 @@ from loopjax import __main__ as console
 
 @pytest.fixture
 def started(monkeypatch):
-  """Records [module, arguments] instead of running the module."""
+  """Records [module, arguments] instead of running the module's main."""
   calls = []
 
-  def run_module(module, run_name, alter_sys):
-    assert run_name == "__main__" and alter_sys
-    calls.append([module, *sys.argv[1:]])
+  def import_module(module):
+    def main():
+      calls.append([module.removesuffix(".__main__"), *sys.argv[1:]])
+      return 0
 
-  monkeypatch.setattr(runpy, "run_module", run_module)
+    return types.SimpleNamespace(main=main)
+
+  monkeypatch.setattr(importlib, "import_module", import_module)
   return calls
 
 
@@ -30,7 +35,8 @@ def start(monkeypatch, *arguments):
 
 def test_modules_of_the_folder_come_last(started, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
-  start(monkeypatch, "report")
+  with pytest.raises(SystemExit):
+    start(monkeypatch, "report")
   assert sys.path[-1] == str(tmp_path)
 
 
@@ -54,8 +60,9 @@ def test_modules_of_the_folder_come_last(started, monkeypatch, tmp_path):
   ],
 )
 def test_a_word_is_a_module(monkeypatch, started, arguments, expected):
-  start(monkeypatch, *arguments)
-  assert started == [expected]
+  with pytest.raises(SystemExit) as ended:
+    start(monkeypatch, *arguments)
+  assert (ended.value.code, started) == (0, [expected])
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["help"]])
@@ -93,9 +100,30 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
 
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):
   """For a real module: the flags are the module's own."""
-  # Another test of this process may have imported it.
-  monkeypatch.delitem(sys.modules, "loopjax.report.__main__", raising=False)
   with pytest.raises(SystemExit) as ended:
     start(monkeypatch, "report", "--help")
   assert ended.value.code == 0
   assert "python -m loopjax.report" in capsys.readouterr().out
+
+
+def test_what_needs_no_model_imports_no_jax(tmp_path):
+  """It would take ten times as long; in a process of its own, as users have."""
+  runs = tmp_path / "a.runs.json"
+  commands = [
+    ["train", "--help"], ["train", "--nope"], ["score", "--help"],
+    ["describe", "--help"], ["zoo"], ["table", "--help"], ["table", str(runs)],
+  ]  # fmt: skip
+  program = f"""
+import subprocess
+import sys
+from loopjax import __main__ as console
+for words in {commands}:
+  sys.argv = ["loopjax", *words]
+  try:
+    console.main()
+  except SystemExit as ended:
+    assert ended.code == (2 if words[-1] in ("--nope", {str(runs)!r}) else 0)
+  heavy = {{"jax", "orbax", "flax", "matplotlib", "scipy"}} & {{*sys.modules}}
+  assert not heavy, (words, heavy)
+"""
+  subprocess.run([sys.executable, "-c", program], check=True)

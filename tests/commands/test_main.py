@@ -173,6 +173,7 @@ def test_a_run_is_scored_with_its_own_config(
   (tmp_path / "there").mkdir()
   there = config_lib.to_dict(config)
   workdir_lib.write_json(tmp_path / "there" / "config.json", there)
+  (tmp_path / "own.csv").write_text("puzzle,solution\n")
   loops = "--config.eval.num_loops=24"
   assert scoring("there") == scoring("there", loops) == 3
   assert main("--workdir=there", "--mode=eval", loops) == 3
@@ -188,6 +189,7 @@ def test_a_run_is_scored_with_its_own_config(
     (["there", BARE], "--config has no effect with there"),
     (["there", "--workdir=a"], "--workdir has no effect with there"),
     (["there", "--config.eval.loops=2"], "unknown setting 'eval.loops'; did "),
+    (["own.csv"], "own.csv: is not a model; expected a work directory"),
     (["zoo:nope"], "zoo:nope: no such model; expected one of "),
     (["zoo:depo", "--limit=-1"], "--limit=-1 must be at least 0"),
     (["zoo:depo", "--config.run.seed=5"], "--config.run.seed=5 has no effect"),

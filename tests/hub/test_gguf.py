@@ -12,14 +12,13 @@ import texts_examples as texts
 import tokenizers
 from flax import nnx
 from in_float64 import without_rounding
-from tests_support import ROOT, command
+from tests_support import ROOT, command, refused
 
-from loopjax import config as config_lib
 from loopjax import main
 from loopjax.errors import UserError
 from loopjax.generate import chat
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, gguf_tokenizer
+from loopjax.hub import convert, gguf_tokenizer, imported, weights
 from loopjax.hub.retrofit import read_source
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import language_model
@@ -291,8 +290,21 @@ def test_a_config_imports_a_file(tmp_path):
   config = f"--config={ROOT / 'configs/lm_tune.py'}:smoke,import={file}"
   arguments = (config, "--mode=describe")
   assert command(main.main, *arguments, directory=tmp_path) == 0
-  found = config_lib.read_config(tmp_path / "runs" / file.stem)
+  found = workdir_lib.read_config(tmp_path / "runs" / file.stem)
   assert found["model"]["name"] == "looped"
+  table = file.with_suffix(".csv")
+  table.write_text("question,answer\n")
+  with refused("models/.*.csv: is not a model; .* --config.task.test_csv="):
+    imported.run_of(str(table))
+
+
+def test_rows_are_read_in_parts(tmp_path, monkeypatch):
+  """Also of matrices whose rows have another order in the file."""
+  path = make(tmp_path / "gguf")
+  whole = convert.import_folder(path, tmp_path / "whole")
+  monkeypatch.setattr(weights, "_ROWS", 5)
+  parts = convert.import_folder(path, tmp_path / "parts")
+  assert parts["digest"] == whole["digest"]
 
 
 def test_a_folder_is_needed_elsewhere(tmp_path):

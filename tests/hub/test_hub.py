@@ -343,6 +343,24 @@ def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
   assert "\n" not in str(caught.value)
 
 
+def test_no_more_than_some_rows_are_read_at_a_time(tmp_path, monkeypatch):
+  folder, numbers = examples.make_folder(tmp_path / "hub"), []
+  whole = convert.read_folder(folder).params
+
+  def read(path, tensor, index):
+    found = _read(path, tensor, index)
+    numbers.append(len(found))
+    return found
+
+  _read = files._read
+  monkeypatch.setattr(files, "_read", read)
+  monkeypatch.setattr(weights, "_ROWS", 5)
+  jax.tree.map(
+    np.testing.assert_array_equal, convert.read_folder(folder).params, whole
+  )
+  assert max(numbers) == 5
+
+
 def test_a_tied_table_may_be_there_twice(tmp_path, monkeypatch):
   """As some tied models are saved; one that differs is not left out."""
   monkeypatch.setattr(weights, "_ROWS", 16)  # The row is in the second part.

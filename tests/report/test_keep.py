@@ -114,8 +114,8 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   lines = markdown.read_text().splitlines()
   assert lines[2] == "## Verdicts"
   for name, counts, verdict in (
-    ("rule", "6 of 6 runs, 3 seeds", "same direction"),
-    ("other", "1 of 1 runs, 1 seed", "–"),
+    ("rule", "6 runs, 3 seeds", "same direction"),
+    ("other", "1 run, 1 seed", "–"),
   ):
     link = f"[Is it {name}?](#is-it-{name}) <small>{counts}</small>"
     assert f"| {link} | {verdict} |" in lines

@@ -13,11 +13,11 @@ import types
 import pytest
 from tests_support import ROOT
 
-from loopjax.config import renames
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import source
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
+from loopjax.run import renames
 from loopjax.saved import language_model
 from loopjax.serve import answers
 from loopjax.serve.errors import ClientError

@@ -127,13 +127,16 @@ def test_the_pages_of_the_docs_are_of_today(name, view):
 
 
 def test_the_list_says_what_they_do(capsys):
+  assert command.main([]) == 0
+  alone = capsys.readouterr().out
   assert command.main(["list"]) == 0
-  lines = capsys.readouterr().out.splitlines()
+  assert capsys.readouterr().out == alone
+  lines = alone.splitlines()
   assert len(lines) == 1 + len(zoo.names())
   assert any("zoo:sudoku_6x6" in x and "6x6 Sudoku" in x for x in lines)
   played = {x.split()[0] for x in lines if " play, " in x}
   assert played == {f"zoo:{x}" for x in zoo.names()}
-  assert set(command.COMMANDS) == set(load.VIEWS)
+  assert set(entries.COMMANDS) == set(load.VIEWS)
 
 
 def test_mistakes_in_a_name_are_said(capsys):

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
-from etils import epath
 
 from loopjax import sharding
 from loopjax.errors import UserError, one_line
@@ -266,6 +264,9 @@ def _read(
   Uses Orbax's handler without a manager, which would wait for processes that
   failed to read.
   """
+  import orbax.checkpoint as ocp  # Takes long: models of the zoo need none.
+  from etils import epath
+
   quiet_orbax()
   arguments = ocp.args.PyTreeRestore(
     abstract,

@@ -7,11 +7,11 @@ from tests_support import ROOT, refused
 
 from loopjax import config as config_lib
 from loopjax.commands import command_line
-from loopjax.config import renames
 from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.report import runs as runs_lib
-from loopjax.run import naming, zoo
+from loopjax.run import naming, renames, zoo
+from loopjax.run import workdir as workdir_lib
 from loopjax.sections import flatten
 
 # Values of the settings that have as many as before.
@@ -157,7 +157,7 @@ def test_an_old_name_in_a_config_json(family, old, value, tmp_path, capsys):
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"note: {tmp_path}/config.json: {old} is now {name}")
   assert config_lib.to_dict(found) == present
-  assert config_lib.read_config(tmp_path) == present
+  assert workdir_lib.read_config(tmp_path) == present
   for mode in ("train", "eval"):
     config_lib.check_config(tmp_path, present, mode)
   run = runs_lib.read_run(tmp_path, {name: now}, {})
@@ -198,7 +198,7 @@ def test_an_old_and_a_present_name_together_are_refused(family, old, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(there))
     for read in (
       lambda: config_lib.config_of_run(tmp_path, "RUN"),
-      lambda: config_lib.read_config(tmp_path),
+      lambda: workdir_lib.read_config(tmp_path),
     ):
       with refused(message):
         read()
