@@ -49,12 +49,11 @@ def _as_in_program(x):
 
 
 def _wide(x):
-  is_array = isinstance(x, (jax.Array, np.ndarray, np.generic, float))
-  if is_array and jnp.result_type(x) in _FLOATS:
+  if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
+    return x
+  if x.dtype in _FLOATS:
     return jnp.asarray(x, jnp.float64)
-  if is_array and jnp.result_type(x) == np.int64:
-    return jnp.asarray(x, jnp.int32)  # As without x64.
-  return x
+  return jnp.asarray(x, jnp.int32) if x.dtype == np.int64 else x
 
 
 def _evaluated(jaxpr, constants, args):

@@ -16,7 +16,7 @@ def test_the_benchmark_of_training_reports_device_loop_and_host():
     [
       sys.executable,
       "benchmarks/bench_train.py",
-      "--config=configs/automaton_sleep.py:smoke",
+      "--config=configs/sudoku_utm.py:smoke",
       "--calls=1",
     ],
     cwd=ROOT,

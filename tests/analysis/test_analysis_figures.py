@@ -105,6 +105,7 @@ def test_ponder_model_without_metrics(tmp_path):
     ("adaptive", {"curves", "exits"}),
     ("sleep", {"curves", "depth"}),  # By runs of 1, 2, ... passes.
   ],
+  manual=[("sleep", {"curves", "depth"})],  # Four seconds.
 )
 def test_another_family_solves_sudoku(family, names, tmp_path):
   """Figures without traces are omitted, and nothing fails."""

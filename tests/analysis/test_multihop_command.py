@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("sketches")
 
 
 @pytest.mark.long
-@crossing("family", ["transformer", "ponderlm", "utm"])
+@crossing("family", ["utm", "ponderlm", "transformer"], manual=("ponderlm",))
 def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   workdir = tmp_path / "run"
   multihop_runs.make_untrained(workdir, family)

@@ -55,6 +55,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.long
 def test_every_natural_change_of_a_preset_runs_or_says_what_is_missing(
   monkeypatch,
 ):

@@ -40,13 +40,14 @@ def test_asked_to_stop(tmp_path, never_killed):
   assert "status 4" in drills.sigterm(tmp_path, never_killed)
 
 
+@pytest.mark.manual  # tests/run/test_checkpoint.py damages them one by one.
 @pytest.mark.parametrize(
   ("how", "seed"),
   [
-    pytest.param(drills.truncate, 0, marks=pytest.mark.manual),
+    (drills.truncate, 0),
     (drills.flip, 4),
-    pytest.param(drills.empty, 0, marks=pytest.mark.manual),
-    pytest.param(drills.edit_record, 0, marks=pytest.mark.manual),
+    (drills.empty, 0),
+    (drills.edit_record, 0),
   ],
 )
 def test_a_damaged_checkpoint_is_not_loaded(tmp_path, never_killed, how, seed):
@@ -68,10 +69,13 @@ def test_a_full_disk(tmp_path, never_killed):
   assert "No space left on device" in line
 
 
+# tests/train/test_train.py has both within one process.
+@pytest.mark.manual
 def test_a_directory_that_cannot_be_written(tmp_path):
   assert "cannot be written" in drills.read_only(tmp_path)
 
 
+@pytest.mark.manual
 def test_a_second_run_is_refused(tmp_path):
   assert "another run" in drills.second_run(tmp_path)
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import crossing
 
 pytest.importorskip("tokenizers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "hub"))
@@ -76,7 +77,7 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("once", [False, True])
+@crossing("once", [False, True], manual=[True])
 def test_loops_of_nanbeige_draft(tmp_path, once):
   """As for any `looped` model, with a norm after each loop or the last."""
   loops = {"num_loops": 3, "skip_loop_final_norm": once}

@@ -55,7 +55,15 @@ def test_every_number_is_within_half_a_step_of_its_output(weights):
 @crossing(
   "name",
   causal(),
-  manual=("sleep", "recurrent", "disco", "plt", "ponderlm", "loopformer"),
+  manual=(
+    "sleep",
+    "recurrent",
+    "disco",
+    "plt",
+    "ponderlm",
+    "loopformer",
+    "transformer",
+  ),
 )
 def test_a_quantised_model_writes_what_its_dense_weights_write(name):
   """In every family: the engine uses weights only through `linear.dense`."""

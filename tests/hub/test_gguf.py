@@ -12,7 +12,7 @@ import texts_examples as texts
 import tokenizers
 from flax import nnx
 from in_float64 import without_rounding
-from tests_support import ROOT, command, refused
+from tests_support import ROOT, command, long_case, refused
 
 from loopjax import main
 from loopjax.errors import UserError
@@ -127,7 +127,9 @@ def assert_same(one, other):
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize("name", ["llama", "smollm", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+  "name", ["llama", long_case("smollm"), long_case("qwen2"), "qwen3"]
+)
 def test_a_model_is_the_one_of_its_folder(name, tmp_path):
   """Its parameters and settings, and the logits of transformers."""
   path = make(tmp_path / "gguf", name)

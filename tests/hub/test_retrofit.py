@@ -84,10 +84,11 @@ def logits_of(workdir, num_loops=None, tokens=TOKENS):
   [
     ("transformer", "1:3", 4),
     ("looped", "3:4", 4),
-    pytest.param("recurrent", "2:3", 4, marks=pytest.mark.long),
-    pytest.param("transformer of copies", "1:3", 4, marks=pytest.mark.long),
-    pytest.param("looped", "1:3", 1, marks=pytest.mark.long),
-    pytest.param("looped", "0:4", 3, marks=pytest.mark.long),
+    ("recurrent", "2:3", 4),
+    ("transformer of copies", "1:3", 4),
+    # The layers and loops of the first two, otherwise combined.
+    pytest.param("looped", "1:3", 1, marks=pytest.mark.manual),
+    pytest.param("looped", "0:4", 3, marks=pytest.mark.manual),
   ],
 )
 def test_a_gated_loop_is_the_transformer_at_first(name, core, loops, tmp_path):

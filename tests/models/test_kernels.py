@@ -236,6 +236,10 @@ def test_models_that_kernels_do_not_support(name, kernels, says, monkeypatch):
     program.make_program(config_lib.resolve(config))
 
 
+# Other tasks of Sleep, which take longest; that of automata has its layers.
+ALIKE = ("depo_sleep", "gsm_sleep")
+
+
 def scales():
   """(config, preset); "paper" is like "gpu" in all that kernels see."""
   for name in CONFIGS:
@@ -243,7 +247,8 @@ def scales():
     if name == "lm_melt_tune":  # Of an imported model; the zoo's is too small.
       continue
     if "gpu" in presets:
-      yield name, "gpu"
+      marks = pytest.mark.manual if name in ALIKE else ()
+      yield pytest.param(name, "gpu", marks=marks)
     if "paper" in presets:
       marks = pytest.mark.manual if "gpu" in presets else ()
       yield pytest.param(name, "paper", marks=marks)

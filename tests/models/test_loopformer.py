@@ -172,10 +172,8 @@ def test_numpy_agrees_on_unequal_steps_of_which_zeros_are_skipped():
   assert np.abs(states[2] - states[1]).max() > 0.1
 
 
-@functools.cache
-def loss_and_gradient(weights=(0.5, 2.0)):
-  """(loss, metrics, gradients) in float64."""
-  short, consistency = weights
+def loss_of(short, consistency):
+  """(parameters) -> (loss, metrics) of these weights."""
   config = dataclasses.replace(
     SMALL, short_weight=short, consistency_weight=consistency
   )
@@ -184,9 +182,14 @@ def loss_and_gradient(weights=(0.5, 2.0)):
     model = examples.merged(loopformer, config, SPEC, params)
     return loopformer.loss(model, BATCH, KEY, jnp.zeros((), jnp.int32), None)
 
-  (value, metrics), grads = without_rounding(
-    jax.value_and_grad(loss, has_aux=True)
-  )(varied())
+  return loss
+
+
+@functools.cache
+def loss_and_gradient():
+  """(loss, metrics, gradients) in float64."""
+  run = jax.value_and_grad(loss_of(0.5, 2.0), has_aux=True)
+  (value, metrics), grads = without_rounding(run)(varied())
   return value, metrics, grads
 
 
@@ -247,13 +250,13 @@ def test_gradients_are_those_of_finite_differences():
 
 
 def test_weights_of_zero_leave_out_the_short_trajectory():
-  value, metrics, _ = loss_and_gradient((0.0, 0.0))
+  value, metrics = without_rounding(loss_of(0.0, 0.0))(varied())
   assert {"short_cross_entropy", "consistency"}.isdisjoint(metrics)
   np.testing.assert_allclose(
     value, Oracle(varied()).losses([0.25] * 4)[0], rtol=1e-6
   )
   for weights in ((0.0, 2.0), (0.5, 0.0)):
-    assert loss_and_gradient(weights)[0] > value
+    assert without_rounding(loss_of(*weights))(varied())[0] > value
 
 
 def chances(num_loops):

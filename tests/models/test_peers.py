@@ -10,7 +10,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from in_float64 import without_rounding
-from tests_support import ROOT, crossing, strict_dtypes
+from tests_support import ROOT, crossing, long_case, strict_dtypes
 
 from loopjax.models import MODELS, supervised
 from loopjax.nn import block
@@ -116,7 +116,10 @@ def data(num_steps=1, rows=2):
   }
 
 
-@pytest.mark.parametrize("name", NAMES)
+# TRM with attention is the other one, but for its layers.
+@pytest.mark.parametrize(
+  "name", [long_case(x) if x == "trm_attention" else x for x in NAMES]
+)
 def test_two_segments_are_those_of_the_pseudo_code(name):
   """Losses, gradients and halting; the second segment continues or restarts."""
   expected = stored(name)

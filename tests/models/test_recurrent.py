@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from in_float64 import without_rounding
-from tests_support import crossing, load_config
+from tests_support import crossing, load_config, long_case
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -141,7 +141,11 @@ def test_loops_are_the_recursion_written_out():
 
 
 @pytest.mark.long
-@crossing("changes", [{}, {"state": "input", "injection": "diagonal"}])
+@crossing(
+  "changes",
+  [{}, {"state": "input", "injection": "diagonal"}],
+  manual=[{"state": "input", "injection": "diagonal"}],
+)
 def test_enough_loops_with_a_gradient_are_all_of_them(changes):
   changes = {"state": "zero", "num_layers": 1, **changes}
   some, none = (
@@ -158,14 +162,16 @@ def test_enough_loops_with_a_gradient_are_all_of_them(changes):
 @pytest.mark.long
 def test_cut_loops_have_no_gradient_and_the_prelude_has_one():
   """Through the injected input of the last loops, but not through h_0."""
-  fixed = {"depth": "fixed", "num_layers": 1}
+  fixed = {"depth": "fixed", "num_layers": 1, "state": "zero"}
   all_loops = loss_and_gradients(changed(**fixed, num_with_gradient=0))
   cut = loss_and_gradients(changed(**fixed, num_with_gradient=1))
   np.testing.assert_allclose(cut[0], all_loops[0], rtol=1e-6)
   for name in ("prelude", "layers", "token_embedding"):
     one, other = (jax.tree.leaves(x[2][name])[0] for x in (cut, all_loops))
     assert np.any(one != 0) and not np.allclose(one, other, atol=1e-6)
-  none = changed(**fixed, num_with_gradient=1, injection="none", state="input")
+  none = changed(
+    **{**fixed, "state": "input"}, num_with_gradient=1, injection="none"
+  )
   gradients = loss_and_gradients(none)[2]
   assert not any(np.any(x) for x in jax.tree.leaves(gradients["prelude"]))
 
@@ -235,11 +241,17 @@ def test_parts_of_a_batch_have_the_losses_of_the_whole():
   np.testing.assert_allclose(part, whole[1:], atol=1e-5)
 
 
+KINDS = [{"injection": kind} for kind in injection.INJECTIONS]
+
+
 @pytest.mark.long
-@crossing("changes", [
-  {"update": "damped", "dropout": 0.3}, {"update": "gate"},
-  *({"injection": kind} for kind in injection.INJECTIONS),
-], ids=str)  # fmt: skip
+@crossing(
+  "changes",
+  [{"update": "damped", "dropout": 0.3}, {"update": "gate"}, *KINDS],
+  ids=str,
+  # The first two inject as well; only the anchor reads the row's first state.
+  manual=[x for x in KINDS if x["injection"] != "anchor"],
+)
 def test_a_row_is_what_it_is_alone_at_its_depth(changes):
   """Its read-out and all gradients, whatever the other rows run."""
   config, depths = changed(num_layers=1, **changes), [1, 5, 3]
@@ -269,7 +281,7 @@ def test_a_row_is_what_it_is_alone_at_its_depth(changes):
       np.testing.assert_allclose(x, y, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("update", ["replace", "gate", "damped"])
+@pytest.mark.parametrize("update", ["replace", "gate", long_case("damped")])
 def test_drawn_loops_are_those_of_an_evaluation(update):
   """A depth of the program, a scan and copies of the loop agree."""
   config = changed(update=update, state="input", injection="add", num_layers=1)

@@ -41,11 +41,11 @@ MIXED = "all"  # Has every axis; the others show which one fails.
 FAMILIES = by_size(MODELS)
 # Half a minute each; others have the same parts.
 BY_HAND = (
-  "transformer", "plt", "ponderlm", "loopformer", "trm", "hrm", "recurrent",
-  "sleep",
+  "transformer", "plt", "ponderlm", "disco", "loopformer", "trm", "hrm",
+  "recurrent", "adaptive", "sleep",
 )  # fmt: skip
 # Of which a program on eight devices is compiled a second time.
-GATHERED = ("looped", "utm", "melt")
+GATHERED = ("looped", "melt")
 
 
 BFLOAT16 = {"model.precision": "bfloat16", "run.steps_per_call": 1}
@@ -173,7 +173,7 @@ def test_microbatches_add_up_to_the_batch(family, mesh):
   assert_close(got, expected)
 
 
-@crossing("name", ["looped", "melt"])
+@crossing("name", ["looped", "melt"], manual=["melt"])
 def test_copies_add_their_gradients_up_once_a_step(name):
   """Not once per loop, layer and microbatch."""
   config = load_config(*SMOKE[name])
@@ -237,7 +237,7 @@ def test_muon_moves_matrices_and_gathers_none():
 
 
 @pytest.mark.long
-@crossing("name", ["looped", "melt", "adaptive"], manual=["adaptive"])
+@crossing("name", ["looped", "melt", "adaptive"], manual=["melt", "adaptive"])
 def test_no_collective_grows_with_the_number_of_devices(name):
   """With equal numbers of examples on each."""
 

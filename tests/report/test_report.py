@@ -10,7 +10,7 @@ import shutil
 import statistics
 
 import pytest
-from tests_support import load_config, namespace
+from tests_support import crossing, load_config, namespace
 
 from loopjax.analysis import figures
 from loopjax.data.gsm import task as gsm_task
@@ -388,7 +388,7 @@ def test_another_configuration_does_not_count(workdir):
     *(("lm_looped", looped.PAPER, name) for name in looped.PAPER.sweeps),
   ],
 )
-@pytest.mark.parametrize("preset", ["tiny", "smoke"])
+@crossing("preset", ["tiny", "smoke"])
 def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
   rows = paper.sweeps[name].rows
   items = items_of(name, preset, file)

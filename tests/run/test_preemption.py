@@ -14,7 +14,7 @@ from loopjax.run import metrics, preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 
-pytestmark = pytest.mark.usefixtures("sketches")
+pytestmark = pytest.mark.usefixtures("sketches", "programs")
 
 
 def config():

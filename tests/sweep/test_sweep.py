@@ -15,6 +15,7 @@ from tests_support import (
   CONFIGS,
   ROOT,
   command,
+  crossing,
   load_config,
   namespace,
   smoke,
@@ -750,7 +751,7 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@crossing("name", CONFIGS)
 def test_main_accepts_every_item(name):
   """As text on its command line, its only input."""
   base = load_config(name, "smoke")

@@ -13,7 +13,7 @@ from loopjax.errors import UserError
 from loopjax.run.checkpoints import restore
 from loopjax.train import loop
 
-pytestmark = pytest.mark.usefixtures("sketches")
+pytestmark = pytest.mark.usefixtures("sketches", "programs")
 
 # A rate that does not depend on the number of steps.
 OPTIONS = {
@@ -25,6 +25,11 @@ LONG = {**OPTIONS, "run__num_steps": 40}
 
 def run(workdir, options, extend=False, mode="train_and_eval"):
   return train.run(smoke(**options), workdir, mode, extend=extend)
+
+
+def trained(workdir, options, extend=False):
+  """Without scores."""
+  return run(workdir, options, extend, "train")
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +86,17 @@ def test_another_size_of_batches_reads_on_where_it_stopped(
     return iterate(batches, start=start, **others)
 
   monkeypatch.setattr(train.loop.pipeline, "iterate", iterated)
-  done = run(copied, options, extend=True)
+  done = trained(copied, options, extend=True)
   assert starts == [40]  # 20 batches of 16 are 40 of 8.
   cut = shutil.copytree(copied, tmp_path / "cut")
   (cut / "summary.json").unlink()
   shutil.rmtree(cut / "checkpoints" / "40")
-  again = run(cut, options)
+  again = trained(cut, options)
   assert restore.meta(cut, 30)["batches"] == starts[1] == 50
   for name in ("digest", "extended", "steps"):
     assert again[name] == done[name]
   larger = {**LONG, "run__num_steps": 45, "run__batch_size": 48}
-  more = run(copied, larger, extend=True)
+  more = trained(copied, larger, extend=True)
   assert starts[2] == 10  # 480 examples.
   assert [part["batch_size"] for part in more["extended"]] == [16, 8]
 

@@ -25,7 +25,7 @@ from loopjax.run.checkpoints import restore
 from loopjax.train import evaluate, scoring
 from loopjax.train.score import score_model
 
-pytestmark = pytest.mark.usefixtures("sketches")
+pytestmark = pytest.mark.usefixtures("sketches", "programs")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.flax import load_file, save_file
-from tests_support import ROOT, smoke
+from tests_support import ROOT, crossing, smoke
 
 from loopjax import config as config_lib
 from loopjax import score as scoring
@@ -70,7 +70,7 @@ def test_an_entry_is_small_and_says_what_it_is(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SAMPLES)
+@crossing("name", SAMPLES, manual=("sudoku_nine",))  # The family of 6x6.
 def test_an_entry_is_as_good_as_it_was(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   score, least = SAMPLES[name]

@@ -232,8 +232,10 @@ def test_everything_that_can_be_said_is_said():
     assert {theme.everything, *theme.items, *theme.places} <= seen
 
 
+@functools.cache
 def problems_of(operations, num, split):
   """Each problem without names, and the name of its final quantity."""
+  found = []
   settings = config.Config(
     context_length=92, min_length=0, max_length=0, max_constant=10,
     train_ops=(operations,), eval_ops=(operations,), num_eval_examples=num,
@@ -243,7 +245,8 @@ def problems_of(operations, num, split):
   for inputs in batch["inputs"]:
     problem = read(task.text(settings, inputs).split("\n")[:-1])
     last = needed(problem)[0]
-    yield canonical(problem, last), last
+    found.append((canonical(problem, last), last))
+  return found
 
 
 @pytest.mark.long
@@ -264,7 +267,7 @@ def test_no_problem_is_in_two_splits_with_other_names(operations):
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_of_few_operations_the_last_name_counts(split):
   """There are 76,800 names and constants; both splits have all constants."""
-  train = list(problems_of(1, 4000, "train"))
+  train = problems_of(1, 4000, "train")
   evaluation = set(problems_of(1, 700, split))
   assert not set(train) & evaluation
   assert sum(problem in train[:3000] for problem in train[3000:]) > 15
