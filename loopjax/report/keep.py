@@ -125,7 +125,9 @@ def keep(
     zoo.refuse(workdir, "`loopjax report` shows its scores")
     run = {"directory": workdir.name, **_of_run(workdir, rename)}
     if kept.setdefault(workdir.name, run) != run:
-      raise UserError(f"another run has the name {workdir.name}")
+      raise UserError(
+        f"{out}: another run has the name {workdir.name}; rename this folder"
+      )
   known = {
     key for run in kept.values() for key in sections.flatten(run["config"])
   }

@@ -268,9 +268,8 @@ def make_app(
 async def _body(request: Request) -> bytes:
   """The body of a request; raises ClientError if it is too large or slow."""
   kind = request.headers.get("content-type", "").partition(";")[0].strip()
-  if (
-    kind.lower() != "application/json"
-  ):  # HTML forms of other sites cannot send this.
+  # HTML forms of other sites cannot send this.
+  if kind.lower() != "application/json":
     raise ClientError(
       f"Content-Type is {kind[:80]!r}, expected 'application/json'",
       status=415,
