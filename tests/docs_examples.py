@@ -103,5 +103,5 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
       return following, list(rest)
     if word.rpartition("/")[2] == "loopjax" and following in console._WORDS:
       module, *implied = console._WORDS[following]
-      return module, [*implied, *rest]
+      return module.removesuffix(".__main__"), [*implied, *rest]
   return "", []
