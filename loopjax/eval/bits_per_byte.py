@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loopjax.analysis import ratios
 from loopjax.eval.requests import EvalItem, EvalTask
 from loopjax.eval.scorer import Score, Scorer, ScoringRequest
 
@@ -108,12 +109,8 @@ def summarise(measured: dict[str, Values]) -> dict[str, float]:
   """Mean and standard error of every metric, and the number of items, "n"."""
   summary: dict[str, float] = {}
   for name, (values, weights) in measured.items():
-    mean = np.average(values, weights=weights)
-    squares = np.sum(weights**2 * (values - mean) ** 2)
-    summary[name] = float(mean)
-    summary[f"{name}/standard_error"] = float(
-      math.sqrt(squares) / np.sum(weights)
-    )
+    mean, error = ratios.mean(weights * values, weights)
+    summary |= {name: float(mean), f"{name}/standard_error": float(error)}
     summary["n"] = len(values)
   return summary
 

@@ -246,3 +246,8 @@ def test_the_loss_is_by_position_in_the_document():
   edges, means, _ = text_figures.by_position(ones, ones, ones)
   assert edges.tolist() == [0, 1, 3, 8]
   assert means.tolist() == [1, 1, 1]
+  # Prompts of conversations do not count: they are left out, not drawn as 0.
+  answers = np.where(np.arange(8) < 3, 0.0, ones)
+  _, means, errors = text_figures.by_position(ones, answers, ones)
+  np.testing.assert_array_equal(means, [np.nan, np.nan, 1])
+  np.testing.assert_array_equal(errors, [np.nan, np.nan, 0])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from loopjax.analysis import ratios
 from loopjax.run import workdir as workdir_lib
 
 Row = dict[str, Any]
@@ -34,9 +35,8 @@ def make(
   """
   values = {}
   for name, sample in samples.items():
-    sample = np.asarray(sample, np.float64)
-    values[name] = sample.mean()
-    values[f"{name}/standard_error"] = sample.std() / len(sample) ** 0.5
+    mean, error = ratios.mean(sample, np.ones(len(sample)))
+    values |= {name: mean, f"{name}/standard_error": error}
   count = len(next(iter(samples.values())))
   return {
     "analysis": analysis,
