@@ -57,8 +57,9 @@ def measure(
     _written(of, values, prompts, num_written)
     for of, values in ((settings, params), (teacher, teacher_params))
   )
-  shared = [shared_length(*pair) for pair in zip(ours, theirs, strict=True)]
-  mean, error = ratios.mean(shared, np.full(len(shared), num_written))
+  pairs = zip(ours, theirs, strict=True)
+  shares = np.array([shared_length(*pair) / num_written for pair in pairs])
+  mean, error = ratios.mean(shares, np.ones(len(shares)))
   return {"agreement": float(mean), "agreement/standard_error": float(error)}
 
 

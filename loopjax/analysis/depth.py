@@ -248,9 +248,8 @@ def draw_depth(
     for of_part, names in _parts(found).items()
   ]
   across = min(len(panels), 2)
-  size = (8.5, 4.4) if across == 1 else (11, 3.9 * ((len(panels) + 1) // 2))
-  figure = draw.new(*size)
-  grid = draw.panels(figure, len(panels), across)
+  size = (8.5, 4.4) if across == 1 else (5.5, 3.9)
+  figure, grid = draw.grid(len(panels), across, *size)
   colors = dict(zip(headline, itertools.cycle(draw.SCORE_COLORS)))
   for axes, (title, unit, names) in zip(grid, panels, strict=True):
     for index, name in enumerate(names):

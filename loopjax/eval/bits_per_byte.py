@@ -125,8 +125,8 @@ def compare(
 
   Returns:
     By metric: "difference"; "low" and "high", the bounds of the 95 % interval
-    of the resampled differences; and "p", twice the fraction of resampled
-    differences that are zero or of the opposite sign.
+    of the resampled differences; and "p", twice the fraction of differences,
+    resampled and once more, that are zero or of the opposite sign: never 0.
   """
   found = {}
   for name, (values, weights) in ours.items():
@@ -140,12 +140,12 @@ def compare(
       resampled.append(sums[:, 0] / sums[:, 1])
     differences = np.concatenate(resampled)
     low, high = np.quantile(differences, [0.025, 0.975])
-    below, above = np.mean(differences <= 0), np.mean(differences >= 0)
+    opposite = min(np.sum(differences <= 0), np.sum(differences >= 0))
     found[name] = {
       "difference": float(np.average(values - others, weights=weights)),
       "low": float(low),
       "high": float(high),
-      "p": min(1.0, 2 * float(below), 2 * float(above)),
+      "p": min(1.0, 2 * float(opposite + 1) / (len(differences) + 1)),
     }
   return found
 

@@ -12,25 +12,10 @@ import pytest
 from loopjax.analysis import adaptive
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import text as text_figures
-from loopjax.analysis.plots import draw
 from loopjax.models import MODELS
 from loopjax.types import Output, TaskSpec
 
 pytestmark = pytest.mark.usefixtures("sketches")
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """Saved figures by file name."""
-  saved = {}
-  save = draw.save
-
-  def keep(figure, path):
-    saved[path.name] = figure
-    return save(figure, path)
-
-  monkeypatch.setattr(draw, "save", keep)
-  return saved
 
 
 evaluate_model = functools.partial(

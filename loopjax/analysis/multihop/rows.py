@@ -1,7 +1,5 @@
 """Rows of analysis.jsonl, the common format of all analyses."""
 
-import json
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,7 +31,7 @@ def make(
     The labels, "count" n, and for every metric its mean and
     "<metric>/standard_error".
   """
-  values = {}
+  values: dict[str, Any] = {}
   for name, sample in samples.items():
     mean, error = ratios.mean(sample, np.ones(len(sample)))
     values |= {name: mean, f"{name}/standard_error": error}
@@ -62,11 +60,3 @@ def select(rows: Iterable[Row], analysis: str, **labels: Any) -> list[Row]:
 def values_of(rows: Iterable[Row], label: str) -> list[Any]:
   """Distinct values of a label, in order of occurrence."""
   return list(dict.fromkeys(row[label] for row in rows))
-
-
-def write(path: pathlib.Path, rows: Iterable[Row], step: int) -> None:
-  """Writes one JSON object per line, each with the checkpoint's step."""
-  lines = [
-    json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rows
-  ]
-  workdir_lib.write_text(path, "".join(lines))
