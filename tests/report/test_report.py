@@ -3,13 +3,13 @@
 import base64
 import csv
 import itertools
-import json
 import re
 import shlex
 import shutil
 import statistics
 
 import pytest
+from report_examples import log, write_run
 from tests_support import crossing, load_config, namespace
 
 from loopjax.analysis import figures
@@ -40,8 +40,6 @@ PNG = base64.b64decode(
 
 
 def make_run(directory, config, exact, **changes):
-  directory.mkdir(parents=True)
-  workdir_lib.write_json(directory / "config.json", config)
   summary = {
     "status": "completed",
     "metrics": {
@@ -60,15 +58,9 @@ def make_run(directory, config, exact, **changes):
     "data": {"train_examples": 1480},
     **changes,
   }
-  workdir_lib.write_json(directory / "summary.json", summary)
+  write_run(directory, config, summary)
   (directory / "figures").mkdir()
   (directory / "figures" / "curves.png").write_bytes(PNG)
-
-
-def log(directory, rows):
-  """Writes the metrics.jsonl of a run."""
-  lines = "".join(json.dumps(row) + "\n" for row in rows)
-  (directory / "metrics.jsonl").write_text(lines)
 
 
 def items_of(name, preset="smoke", file="sudoku_utm"):
@@ -104,10 +96,8 @@ def workdir(tmp_path):
   )
   for item, exact in zip(items, [0.1, 0.2, 0.6, 0.5], strict=False):
     make_run(tmp_path / item.slug, item.config, exact)
-  unfinished = tmp_path / items[4].slug
-  unfinished.mkdir()
-  workdir_lib.write_json(unfinished / "config.json", items[4].config)
-  log(unfinished, [{"step": 10, "split": "train"}])
+  rows = [{"step": 10, "split": "train"}]  # Of one that is unfinished.
+  write_run(tmp_path / items[4].slug, items[4].config, rows=rows)
   return tmp_path
 
 
