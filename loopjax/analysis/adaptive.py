@@ -13,7 +13,7 @@ from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import halting
+from loopjax.analysis import halting, ratios
 from loopjax.analysis.plots import draw, series
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Output
@@ -222,8 +222,8 @@ def exits(
     steps = halting.steps_taken(output.trace[trace])  # [B, T, L]
     values, weights = _scored(evaluated, output, batch, score)
     without = values if without is None else without
-    change = np.sum(weights * (values - without))
-    off = weights * (values - without - change)
+    mean, _ = ratios.mean(weights * values, weights)
+    change, error = ratios.mean(weights * (values - without), weights)
     rows.append({
       "exit_threshold": threshold,
       "rows": len(steps),
@@ -231,9 +231,9 @@ def exits(
       "loops_per_row": float(
         np.where(real[..., None], steps, 0).max(axis=1).mean()
       ),
-      score: float(np.sum(weights * values)),
+      score: float(mean),
       f"{score}/change": float(change),
-      f"{score}/change_error": float(np.sqrt(np.sum(off**2))),
+      f"{score}/change_error": float(error),
     })  # fmt: skip
   return rows
 
@@ -244,12 +244,12 @@ def _scored(
   batch: Any,
   score: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The score of every row, and weights that sum to 1."""
+  """The score of every row, and its weight, f64 [B] each."""
   value = evaluated.settings.task_module.score(output, batch)[score]
   if not isinstance(value, tuple):
     value = value, np.ones(len(batch["inputs"]))
   values, weights = (np.asarray(part, np.float64) for part in value)
-  return values, weights / max(np.sum(weights), 1e-9)
+  return values, weights
 
 
 def _colors(num_layers: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """How far a model's continuations agree with its teacher's."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.analysis import evaluated
+from loopjax.analysis import evaluated, ratios
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.types import Dataset
 
@@ -58,16 +57,10 @@ def measure(
     _written(of, values, prompts, num_written)
     for of, values in ((settings, params), (teacher, teacher_params))
   )
-  shares = [
-    shared_length(*pair) / num_written
-    for pair in zip(ours, theirs, strict=True)
-  ]
-  return {
-    "agreement": float(np.mean(shares)),
-    "agreement/standard_error": float(
-      np.std(shares) / math.sqrt(max(len(shares), 1))
-    ),
-  }
+  pairs = zip(ours, theirs, strict=True)
+  shares = np.array([shared_length(*pair) / num_written for pair in pairs])
+  mean, error = ratios.mean(shares, np.ones(len(shares)))
+  return {"agreement": float(mean), "agreement/standard_error": float(error)}
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -15,11 +15,13 @@ from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw, series
 from loopjax.models import every_loop
 from loopjax.program import eval_step
 from loopjax.types import Array, Batch, Output, TokenScores
 
+_ERROR = "/standard_error"
 # Values and weights of each row after each loop, [K, B] each.
 Scores = dict[str, tuple[Any, Any]]
 
@@ -117,18 +119,14 @@ def scores_by_loop(
 def means(found: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
   """Weighted means and standard errors over rows, f64 [K], as in evaluations.
 
-  `rows` selects the rows to use; without any there are no scores.
+  `rows` selects the rows to use; without their weight there is no score.
   """
   result: dict[str, np.ndarray] = {}
   for name, both in found.items():
     values, weights = (np.asarray(x, np.float64)[:, rows] for x in both)
-    if not values.shape[1]:
-      continue
-    total = np.maximum(weights.sum(axis=1), 1e-9)
-    mean = (weights * values).sum(axis=1) / total
-    off = weights * (values - mean[:, None])
-    result[name] = mean
-    result[f"{name}/standard_error"] = np.sqrt((off**2).sum(axis=1)) / total
+    if weights.any():
+      mean, error = ratios.mean(weights * values, weights)
+      result |= {name: mean, f"{name}{_ERROR}": error}
   return result
 
 
@@ -213,7 +211,6 @@ _PANELS = (
   ("token_correlation", "Cosine between tokens and their mean", "cosine"),
 )
 _WIDE = 10.0  # States with at least this range have a logarithmic scale.
-_ERROR = "/standard_error"
 
 
 def draw_depth(
@@ -251,9 +248,8 @@ def draw_depth(
     for of_part, names in _parts(found).items()
   ]
   across = min(len(panels), 2)
-  size = (8.5, 4.4) if across == 1 else (11, 3.9 * ((len(panels) + 1) // 2))
-  figure = draw.new(*size)
-  grid = draw.panels(figure, len(panels), across)
+  size = (8.5, 4.4) if across == 1 else (5.5, 3.9)
+  figure, grid = draw.grid(len(panels), across, *size)
   colors = dict(zip(headline, itertools.cycle(draw.SCORE_COLORS)))
   for axes, (title, unit, names) in zip(grid, panels, strict=True):
     for index, name in enumerate(names):

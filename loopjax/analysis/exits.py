@@ -22,6 +22,7 @@ from flax import nnx
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw
 from loopjax.commands import document
 from loopjax.data.text import task as text_task
@@ -251,13 +252,11 @@ def curve(
     of text of the loss minus the loss with all trained loops; and, for exits,
     "threshold".
   """
-  weights = found.weights.astype(np.float64)
-  weights /= max(weights.sum(), 1e-9)
   full = found.losses[trained - 1]
 
   def row(steps: np.ndarray, **more: Any) -> dict[str, Any]:
     losses = np.take_along_axis(found.losses, steps[None] - 1, axis=0)[0]
-    return {**more, **_means(losses, steps, weights, full)}
+    return {**more, **_means(losses, steps, found.weights, full)}
 
   if by == "fixed":
     counts = range(1, len(found.losses) + 1)
@@ -273,14 +272,17 @@ def _means(
 ) -> dict[str, float]:
   """Loops and loss of a token, and the standard error of losses - full.
 
-  All [B, T]; weights sum to 1. Rows are independent, but not their tokens.
+  All [B, T].
   """
-  change = losses - full
-  off = np.sum(weights * (change - np.sum(weights * change)), axis=1)
+  weights = weights.astype(np.float64)
+  (mean_loops, _), (loss, _), (_, error) = (
+    ratios.mean((weights * values).sum(axis=1), weights.sum(axis=1))
+    for values in (loops, losses, losses - full)
+  )
   return {
-    "loops": float(np.sum(weights * loops)),
-    "loss": float(np.sum(weights * losses)),
-    "error": float(np.sqrt(np.sum(off**2))),
+    "loops": float(mean_loops),
+    "loss": float(loss),
+    "error": float(error),
   }
 
 
@@ -334,10 +336,9 @@ def measure_skipping(
   if model.num_loops == 1:
     return []
   batch = {name: x[:_NUM_SKIPPING_ROWS] for name, x in evaluated.batch.items()}
-  weights = batch["weights"].astype(np.float64)
+  weights = batch["weights"]
   if "documents" in batch:
-    weights *= batch["documents"] == batch["documents"][:, :1]
-  weights /= max(weights.sum(), 1e-9)
+    weights = weights * (batch["documents"] == batch["documents"][:, :1])
   found = []
   for rule in RULES:
     read = jax.jit(

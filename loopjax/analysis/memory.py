@@ -9,16 +9,14 @@ are of the buffers of `empty_cache`, found without allocating them. MB and
 GB are powers of ten, as in the paper.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import jax
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.commands import command_line, document
 from loopjax.errors import UserError, leave, one_line_errors
+from loopjax.run import profiling
 
 # Inconsistencies within the paper's table.
 SLIPS = """\
@@ -67,9 +65,7 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
       "has no cache"
     )
   _, params = program_lib.abstract_model(settings)
-  total = sum(
-    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params)
-  )
+  total = profiling.num_bytes(params)
   return [
     Size(kind, *program_lib.cache_bytes(settings, kind), total)
     for kind in reading.caches

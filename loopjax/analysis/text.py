@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw
 from loopjax.commands import document
 from loopjax.data.text import task as text_task
@@ -68,8 +69,8 @@ def by_position(
 
   Returns:
     (edges int [n + 1]: bin i has the positions edges[i] .. edges[i + 1] - 1,
-    counted from 0; means [n]; standard errors over rows [n]). Empty bins at the
-    end are dropped.
+    counted from 0; means [n]; standard errors over rows [n]). Empty bins are
+    NaN, as at the prompts of conversations; those at the end are dropped.
   """
   places = np.arange(losses.shape[1])
   starts = np.diff(documents, axis=1, prepend=-1) != 0
@@ -81,12 +82,9 @@ def by_position(
   means, errors = [], []
   for number in range(octave[weights > 0].max(initial=0) + 1):
     here = np.where(octave == number, weights, 0.0)
-    mean = np.sum(here * losses) / max(np.sum(here), 1e-9)
-    # Rows are independent, but tokens of a row are not: error of a ratio of
-    # sums.
-    off = np.sum(here * (losses - mean), axis=1)
+    mean, error = ratios.mean(np.sum(here * losses, axis=1), here.sum(axis=1))
     means.append(mean)
-    errors.append(np.sqrt(np.sum(off**2)) / max(np.sum(here), 1e-9))
+    errors.append(error)
   edges = 2 ** np.arange(len(means) + 1) - 1
   if len(means) == num_octaves:
     edges[-1] = losses.shape[1]

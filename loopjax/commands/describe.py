@@ -21,7 +21,7 @@ from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import machine
+from loopjax.run import machine, profiling
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -54,10 +54,7 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "parameters": _size(params),
     "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
     **({"parameters_trained": _size(state.params)} if state.base else {}),
-    "state_bytes": sum(
-      leaf.size * leaf.dtype.itemsize
-      for leaf in jax.tree.leaves(step.learned(state))
-    ),
+    "state_bytes": profiling.num_bytes(step.learned(state)),
     **costs,
     "flops_per_token": [
       flops / settings.spec.sequence_length
@@ -126,6 +123,7 @@ def _loops(count: int) -> str:
 
 def _short(number: float) -> str:
   """1,234,567 as "1.23 M"."""
+  number = float(f"{number:.3g}")  # 999,999 is 1 M.
   for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
     if number >= 10**power:
       return f"{number / 10**power:.3g} {letter}"

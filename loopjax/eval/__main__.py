@@ -1,6 +1,5 @@
 """Command line: `python -m loopjax.eval WORKDIR... --tasks=FILE,...`."""
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -161,9 +160,8 @@ def _of_run(
       "counts": counts,
       **provenance.environment(),
     }
-    content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     with writing(directory):
-      (directory / f"{name}.items.jsonl").write_text(content)
+      workdir_lib.write_json_lines(directory / f"{name}.items.jsonl", rows)
       workdir_lib.write_json(directory / f"{name}.json", result)
   return found, lines
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loopjax.analysis import ratios
 from loopjax.eval.requests import EvalItem, EvalTask
 from loopjax.eval.scorer import Score, Scorer, ScoringRequest
 
@@ -108,12 +109,8 @@ def summarise(measured: dict[str, Values]) -> dict[str, float]:
   """Mean and standard error of every metric, and the number of items, "n"."""
   summary: dict[str, float] = {}
   for name, (values, weights) in measured.items():
-    mean = np.average(values, weights=weights)
-    squares = np.sum(weights**2 * (values - mean) ** 2)
-    summary[name] = float(mean)
-    summary[f"{name}/standard_error"] = float(
-      math.sqrt(squares) / np.sum(weights)
-    )
+    mean, error = ratios.mean(weights * values, weights)
+    summary |= {name: float(mean), f"{name}/standard_error": float(error)}
     summary["n"] = len(values)
   return summary
 
@@ -128,8 +125,8 @@ def compare(
 
   Returns:
     By metric: "difference"; "low" and "high", the bounds of the 95 % interval
-    of the resampled differences; and "p", twice the fraction of resampled
-    differences that are zero or of the opposite sign.
+    of the resampled differences; and "p", twice the fraction of differences,
+    resampled and once more, that are zero or of the opposite sign: never 0.
   """
   found = {}
   for name, (values, weights) in ours.items():
@@ -143,12 +140,12 @@ def compare(
       resampled.append(sums[:, 0] / sums[:, 1])
     differences = np.concatenate(resampled)
     low, high = np.quantile(differences, [0.025, 0.975])
-    below, above = np.mean(differences <= 0), np.mean(differences >= 0)
+    opposite = min(np.sum(differences <= 0), np.sum(differences >= 0))
     found[name] = {
       "difference": float(np.average(values - others, weights=weights)),
       "low": float(low),
       "high": float(high),
-      "p": min(1.0, 2 * float(below), 2 * float(above)),
+      "p": min(1.0, 2 * float(opposite + 1) / (len(differences) + 1)),
     }
   return found
 

@@ -95,12 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise UserError(f"--memory_gib={options.memory_gib} must be at least 0")
   if options.time and options.generate:
     raise UserError("--time has no effect with --generate")
-  if options.json and not options.time:
-    raise UserError(f"--json={options.json} needs --time")
-  if options.lengths and not options.generate:
-    raise UserError(f"--lengths={options.lengths} needs --generate")
-  if options.dtype and not options.generate:
-    raise UserError(f"--dtype={options.dtype} needs --generate")
+  needed = {"json": "time", "lengths": "generate", "dtype": "generate"}
+  for flag, other in needed.items():
+    if (value := getattr(options, flag)) and not getattr(options, other):
+      raise UserError(f"--{flag}={value} needs --{other}")
   where = topology.parse(options.topology)
   if where.kind == "cpu":
     jax.config.update("jax_num_cpu_devices", where.sizes[0])

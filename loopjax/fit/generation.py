@@ -1,7 +1,6 @@
 """How many texts a machine can generate at once: compiles the engine for it."""
 
 import functools
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from loopjax.fit.topology import Machine
 from loopjax.generate import batches, engine
 from loopjax.generate.programs import cached_model as cached_model_lib
 from loopjax.generate.programs import program, sizes, slots
+from loopjax.run import profiling
 
 
 class Texts(NamedTuple):
@@ -145,13 +145,13 @@ def measured(
       model.params, state, _placed(model, chunks), **shared
     ),
   )  # fmt: skip
-  held = num_bytes((model.params, state))
+  held = profiling.num_bytes((model.params, state))
   decode, prefill = (measure.attempt(x, machine, held) for x in lowered)
   fits = max(decode.needed, prefill.needed) <= machine.memory
   return Texts(
     max_tokens,
     num_texts if fits else 0,
-    num_bytes(state.cache),
+    profiling.num_bytes(state.cache),
     decode,
     prefill,
   )
@@ -180,19 +180,12 @@ def most(model: Model, machine: Machine, max_tokens: int) -> Texts:
     by_text = max(more, least, by_text)
 
 
-def num_bytes(tree: Any) -> int:
-  """Bytes of arrays or abstract arrays."""
-  return sum(
-    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-  )
-
-
 def headline(model: Model, machine: Machine) -> str:
   """Machine and model, one line."""
   return (
     f"one chip of {machine.name}, {machine.devices[0].device_kind}, with"
     f" {size(machine.memory)}; {model.cached_model.num_loops} loops,"
-    f" {size(num_bytes(model.params))} of parameters"
+    f" {size(profiling.num_bytes(model.params))} of parameters"
   )
 
 

@@ -18,6 +18,7 @@ from loopjax.report import runs as runs_lib
 
 FORMATS = (".png", ".pdf", ".svg")  # Endings of `draw_pivot`'s files.
 _MAX_PANELS = 2
+_SIZE = 4.6, 3.3  # Of a panel, in inches.
 _LINE = 75  # Characters of a legend, side by side, below a panel.
 _UNITS = {
   "examples": "examples seen", "loops": "loops",
@@ -50,17 +51,22 @@ def draw_curve(
   ][:_MAX_PANELS]
   if not columns:
     return None
-  figure = draw.new(4.6 * len(columns), 3.3)
-  panels = figure.subplots(1, len(columns), squeeze=False)[0]
-  for axes, column in zip(panels, columns, strict=True):
+  figure, grid = draw.grid(len(columns), len(columns), *_SIZE)
+  for axes, column in zip(grid, columns, strict=True):
     draw.tidy(axes, column.label, grouping.words(key), "")
     axes.set_xticks(
       range(len(groups)), [f"{group.overrides[key]:g}" for group in groups]
     )
-    _points(axes, "ours", [grouping.ours(g, column) for g in groups])
     rows = [grouping.row_of(group.settings, sweep.rows) for group in groups]
+    ours = [grouping.ours(group, column) for group in groups]
     theirs = [row.values.get(column.key) if row else None for row in rows]
-    _points(axes, "paper", theirs)
+    shift = 0.06 if any(theirs) else 0.0  # Beside each other.
+    for label, numbers, color, style in (
+      ("ours", ours, draw.BLUE, ("o", "-", -shift)),
+      ("paper", theirs, draw.ORANGE, ("s", "--", shift)),
+    ):
+      stds = [number and number.std for number in numbers]
+      _points(axes, numbers, stds, color, label + _num_seeds(numbers), *style)
     axes.set_xlim(-0.4, len(groups) - 0.6)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9)
@@ -69,12 +75,12 @@ def draw_curve(
 
 def draw_panels(
   groups: Sequence[grouping.Group], sweep: paper_lib.Sweep
-) -> bytes | None:
-  """A PNG of the curves of all items, overlaid; None if there is no curve.
+) -> tuple[bytes, str] | None:
+  """A PNG of the curves of all items, overlaid, and its caption.
 
   A group has one colour, each of its runs one line, and the name of the paper's
   row if it is the only one of that row. In plots over a setting, lines connect
-  groups. Panels without a curve are not drawn.
+  groups. Panels without a curve are not drawn; None if there is no curve.
   """
   drawn = [
     (
@@ -96,13 +102,11 @@ def draw_panels(
   num_columns = max(1, room // (min(room, max(map(len, labels))) + 6))
   lines = sum(text.count("\n") + 1 for text in wrapped.values())
   below = 0.22 * -(-lines // num_columns)
-  down = -(-len(drawn) // across)
-  figure = draw.new(4.6 * across, 3.3 * down + below)
-  grid = draw.panels(figure, len(drawn), across)
+  figure, grid = draw.grid(len(drawn), across, *_SIZE, below)
   for axes, (panel, curves) in zip(grid, drawn, strict=True):
     unit = _UNITS.get(panel.over) or grouping.words(panel.over)
     draw.tidy(axes, panel.title, unit, "")
-    whole = "." in panel.over  # Numbers of loops or tokens.
+    whole = all(np.array_equal(c.x, np.rint(c.x)) for c in curves)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=whole))
     if panel.over == "examples":
       axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
@@ -136,7 +140,7 @@ def draw_panels(
     frameon=False,
     fontsize=8,
   )
-  return _png(figure)
+  return _png(figure), _caption([panel for panel, _ in drawn])
 
 
 def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
@@ -153,45 +157,26 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   for column in pivot.columns:
     panels.setdefault(column.metric, []).append(column)
   across = min(len(panels), _MAX_PANELS)
-  down = -(-len(panels) // across)
-  figure = draw.new(4.6 * across, 3.3 * down)
-  grid = draw.panels(figure, len(panels), across)
+  figure, grid = draw.grid(len(panels), across, *_SIZE)
   for axes, (metric, columns) in zip(grid, panels.items(), strict=True):
     draw.tidy(axes, metric, grouping.words(setting), "")
     axes.set_xticks(range(len(rows)), [str(rows[place]) for place in places])
     for number, column in enumerate(columns):
-      color = draw.color(number)
       label = grouping.as_text(column.settings)
       cells = [column.cells[place] for place in places]
-      axes.errorbar(
-        range(len(cells)),
-        [cell.mean if cell else math.nan for cell in cells],
-        [(cell and cell.interval) or 0.0 for cell in cells],
-        color=color,
-        marker="o",
-        markersize=5,
-        capsize=3,
-        label=label or None,
-      )
-      marks = [
-        (x, value)
-        for x, cell in enumerate(cells)
-        if cell and len(cell.seeds) > 1
-        for value in cell.seeds.values()
-      ]
-      if marks:
-        axes.scatter(*zip(*marks, strict=True), s=15, color=color, alpha=0.5)
+      intervals = [cell and cell.interval for cell in cells]
+      _points(axes, cells, intervals, draw.color(number), label)
     if any(axes.get_legend_handles_labels()[1]):
       axes.legend(frameon=False, fontsize=9)
   return figure
 
 
-def caption(sweep: paper_lib.Sweep) -> str:
+def _caption(panels: Sequence[paper_lib.Panel]) -> str:
   """What the panels show, in words."""
-  over = {panel.over: None for panel in sweep.panels}
+  over = {panel.over: None for panel in panels}
   axes = " or ".join(_UNITS.get(x) or grouping.words(x) for x in over)
-  dashed = any(len(panel.names) > 1 for panel in sweep.panels)
-  away = [p.title for p in sweep.panels if not _from_zero(p)]
+  dashed = any(len(panel.names) > 1 for panel in panels)
+  away = [panel.title for panel in panels if not _from_zero(panel)]
   means = all("." in x for x in over)
   lines = "means" if means else "one line per run, one colour per setting"
   parts = [
@@ -231,51 +216,55 @@ def _png(figure: figure_lib.Figure) -> bytes:
   return buffer.getvalue()
 
 
+_Numbers = Sequence[grouping.Spread | paper_lib.Number | None]
+
+
 def _points(
   axes: axes_lib.Axes,
+  numbers: _Numbers,
+  errors: Sequence[float | None],
+  color: str,
   label: str,
-  numbers: Sequence[grouping.Spread | paper_lib.Number | None],
+  marker: str = "o",
+  line: str = "-",
+  shift: float = 0.0,
 ) -> None:
-  """A line through the means and a small mark for every seed."""
-  color, marker, line, side = {
-    "ours": (draw.BLUE, "o", "-", -0.06),
-    "paper": (draw.ORANGE, "s", "--", 0.06),
-  }[label]
+  """A line through means with errors, and a small mark for every seed."""
   # A missing mean interrupts the line.
   means = [n.mean if n and n.mean is not None else math.nan for n in numbers]
-  stds = [n.std or 0.0 if n else 0.0 for n in numbers]
-  known = not all(map(math.isnan, means))
-  counts = sorted({len(n.seeds) for n in numbers if n and n.seeds})
-  n = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-  named = f"{label}, {n} seed{'s' * (n != '1')}" if n else label
+  places = [place + shift for place in range(len(numbers))]
   seeds = [
-    (x + side, value)
-    for x, number in enumerate(numbers)
+    (place, value)
+    for place, number in zip(places, numbers, strict=True)
     if number and len(number.seeds) > 1
     for value in number.seeds.values()
   ]
-  if known:
-    axes.errorbar(
-      [x + side for x in range(len(means))],
-      means,
-      stds,
-      color=color,
-      marker=marker,
-      markersize=5,
-      linestyle=line,
-      capsize=3,
-      label=named,
-    )
+  if not seeds and all(map(math.isnan, means)):
+    return
+  axes.errorbar(
+    places,
+    means,
+    [error or 0.0 for error in errors],
+    color=color,
+    marker=marker,
+    markersize=5,
+    linestyle=line,
+    capsize=3,
+    label=label or None,
+  )
   if seeds:
     axes.scatter(
-      *zip(*seeds, strict=True),
-      s=20,
-      color=color,
-      alpha=0.5,
-      marker=marker,
-      linewidth=0,
-      label=None if known else named,
+      *zip(*seeds, strict=True), s=15, color=color, alpha=0.5, marker=marker
     )
+
+
+def _num_seeds(numbers: _Numbers) -> str:
+  """ ", 1 seed" or ", 1 to 3 seeds"; "" if the numbers have none."""
+  counts = {len(number.seeds) for number in numbers if number and number.seeds}
+  if not counts:
+    return ""
+  n = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+  return f", {n} seed{'s' * (n != '1')}"
 
 
 class Curve(NamedTuple):

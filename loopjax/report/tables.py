@@ -44,8 +44,9 @@ def sweep_blocks(
       " legend; small marks are seeds."
     )
     blocks.append(_image(picture, pictures, "", text))
-  if picture := plots.draw_panels(groups, sweep):
-    blocks.append(_image(picture, pictures, "_runs", plots.caption(sweep)))
+  if drawn := plots.draw_panels(groups, sweep):
+    picture, text = drawn
+    blocks.append(_image(picture, pictures, "_runs", text))
   if sweep.caveats:
     blocks.append(document.Bullets(sweep.caveats))
   blocks += scale_blocks(plan.runs, paper)
@@ -379,5 +380,6 @@ def distinct(values: Iterable[Any]) -> str:
 
 def score(value: float, standard_error: float | None) -> str:
   """A score with four digits, and its standard error if it has one."""
-  text = f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+  small = abs(value) < 9999.5  # Larger ones would have an exponent.
+  text = f"{value:,.4g}" if small else f"{value:,.0f}"
   return f"{text} ± {standard_error:.2g}" if standard_error else text

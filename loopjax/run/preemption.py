@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -13,6 +14,40 @@ from jax.experimental import multihost_utils
 
 class Preempted(Exception):
   """Unwinds long work, such as an evaluation, to the trainer, which saves."""
+
+
+_Handlers = Mapping[signal.Signals, Any]
+
+
+@contextlib.contextmanager
+def handled(
+  note: Callable[[signal.Signals, _Handlers], None],
+) -> Iterator[_Handlers]:
+  """Handles SIGTERM, Ctrl-C and the loss of the terminal in the block.
+
+  Only the main thread of a program can: elsewhere it handles none. Signals that
+  are ignored, as with nohup, stay so.
+
+  Args:
+    note: function of a signal and the earlier handlers.
+
+  Yields:
+    The earlier handlers of the signals.
+  """
+  on_main = threading.current_thread() is threading.main_thread()
+  signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if on_main else ()
+  before = {
+    which: signal.getsignal(which)
+    for which in signals
+    if signal.getsignal(which) != signal.SIG_IGN
+  }
+  for which in before:
+    signal.signal(which, lambda number, _: note(signal.Signals(number), before))
+  try:
+    yield before
+  finally:
+    for which, handler in before.items():
+      signal.signal(which, handler)
 
 
 class Notice:
@@ -32,39 +67,25 @@ class Notice:
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
     """Handles the signals while the block, or one around it, runs."""
-    on_main = threading.current_thread() is threading.main_thread()
-    others = jax.distributed.is_initialized() or self._listening
-    if others or not on_main:
+    if jax.distributed.is_initialized() or self._listening:
       yield
       return
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {
-      which: signal.getsignal(which)
-      for which in signals
-      if signal.getsignal(which) != signal.SIG_IGN  # Set by nohup.
-    }
+    with handled(self._note) as before:
+      self._listening = bool(before)
+      try:
+        yield
+      finally:
+        self._listening = False
 
-    def note(which, frame):
-      del frame
-      self._asked = True
-      name = signal.Signals(which).name
-      # Not print: it may be what the signal interrupted.
-      line = f"{name}: saving and stopping; press Ctrl-C to stop at once\n"
-      # Closed, of a notebook, or of a terminal that is gone.
-      with contextlib.suppress(AttributeError, OSError, ValueError):
-        os.write(sys.stderr.fileno(), line.encode())
-      if signal.SIGINT in before:
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-
-    for which in before:
-      signal.signal(which, note)
-    self._listening = True
-    try:
-      yield
-    finally:
-      self._listening = False
-      for which, handler in before.items():
-        signal.signal(which, handler)
+  def _note(self, which: signal.Signals, before: _Handlers) -> None:
+    self._asked = True
+    # Not print: it may be what the signal interrupted.
+    line = f"{which.name}: saving and stopping; press Ctrl-C to stop at once\n"
+    # Closed, of a notebook, or of a terminal that is gone.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+      os.write(sys.stderr.fileno(), line.encode())
+    if signal.SIGINT in before:
+      signal.signal(signal.SIGINT, before[signal.SIGINT])
 
   def reached(self) -> bool:
     """Whether to stop now; all processes must call this equally often."""

@@ -20,8 +20,11 @@ _PEAK_FLOPS = (
   ("TPU7x", 2307e12),
   ("A100", 312e12),
   ("H100 PCIe", 756e12),
+  ("H100 NVL", 835e12),
   ("H100", 989e12),
+  ("H200 NVL", 835e12),
   ("H200", 989e12),
+  ("GB200", 2500e12),
   ("B200", 2250e12),
 )
 # Forward pass, plus a backward pass that costs twice as much.
@@ -77,6 +80,11 @@ class Tracer:
     if self._running:
       jax.profiler.stop_trace()
       self._running = False
+
+
+def num_bytes(tree: Any) -> int:
+  """Bytes of arrays or abstract arrays."""
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def memory(compiled: Any) -> dict[str, int]:

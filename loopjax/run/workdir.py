@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loopjax import checks
@@ -154,6 +154,12 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes JSON atomically; see `write_text`."""
   write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
+  """Writes one line of JSON per row, atomically; see `write_text`."""
+  lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+  write_text(path, "".join(lines))
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

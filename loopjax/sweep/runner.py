@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.data import TASKS
 from loopjax.errors import UserError
+from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep.items import SweepItem
 
@@ -37,24 +38,9 @@ class StopRequest:
     # A signal may interrupt the handler of another one.
     self._lock = threading.RLock()
 
-  @contextlib.contextmanager
-  def listening(self) -> Iterator[None]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the block runs.
-
-    Only the main thread of a program can; elsewhere it handles none.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_main else ()
-    before = {
-      which: signal.signal(which, self._note)
-      for which in signals
-      if signal.getsignal(which) != signal.SIG_IGN  # Set by nohup.
-    }
-    try:
-      yield
-    finally:
-      for which, handler in before.items():
-        signal.signal(which, handler)
+  def listening(self) -> contextlib.AbstractContextManager[Any]:
+    """Handles the signals of `preemption.handled` while the block runs."""
+    return preemption.handled(self._note)
 
   def wait(self, process: subprocess.Popen) -> int:
     """Waits for a process, forwarding signals; returns its exit status."""
@@ -74,8 +60,7 @@ class StopRequest:
       for process in self._processes:
         process.send_signal(which)
 
-  def _note(self, which, frame):
-    del frame
+  def _note(self, which: signal.Signals, _: Any) -> None:
     ctrl_c = which == signal.SIGINT
     self.send(signal.SIGINT if ctrl_c else signal.SIGTERM)
 

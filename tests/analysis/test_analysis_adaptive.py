@@ -12,25 +12,10 @@ import pytest
 from loopjax.analysis import adaptive
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import text as text_figures
-from loopjax.analysis.plots import draw
 from loopjax.models import MODELS
 from loopjax.types import Output, TaskSpec
 
 pytestmark = pytest.mark.usefixtures("sketches")
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """Saved figures by file name."""
-  saved = {}
-  save = draw.save
-
-  def keep(figure, path):
-    saved[path.name] = figure
-    return save(figure, path)
-
-  monkeypatch.setattr(draw, "save", keep)
-  return saved
 
 
 evaluate_model = functools.partial(
@@ -246,3 +231,8 @@ def test_the_loss_is_by_position_in_the_document():
   edges, means, _ = text_figures.by_position(ones, ones, ones)
   assert edges.tolist() == [0, 1, 3, 8]
   assert means.tolist() == [1, 1, 1]
+  # Prompts of conversations do not count: they are left out, not drawn as 0.
+  answers = np.where(np.arange(8) < 3, 0.0, ones)
+  _, means, errors = text_figures.by_position(ones, answers, ones)
+  np.testing.assert_array_equal(means, [np.nan, np.nan, 1])
+  np.testing.assert_array_equal(errors, [np.nan, np.nan, 0])

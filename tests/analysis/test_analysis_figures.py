@@ -33,8 +33,7 @@ def _write_metrics(workdir, num_loops=3):
     rows.append(row)
     evaluated = {"loss": 1.0, "exact_match": 0.5, "blank_accuracy": 0.8}
     rows.append({"step": step, "split": "validation", **evaluated})
-  lines = [json.dumps(row) + "\n" for row in rows]
-  (workdir / "metrics.jsonl").write_text("".join(lines))
+  workdir_lib.write_json_lines(workdir / "metrics.jsonl", rows)
 
 
 def _draw(workdir, family="utm", **overrides):

@@ -13,7 +13,6 @@ from tests_support import crossing, load_config
 
 from loopjax import config as config_lib
 from loopjax.analysis import gradient_flow
-from loopjax.analysis.plots import draw
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import melt
@@ -189,12 +188,10 @@ def test_runs_are_drawn_beside_each_other(tmp_path, capsys, monkeypatch):
   assert "error: " in capsys.readouterr().err
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path, monkeypatch):
-  drawn = []
-  monkeypatch.setattr(draw, "save", lambda figure, path: drawn.append(figure))
+def test_runs_of_one_name_are_told_apart(tmp_path, drawn):
   one = {"gradient": {"hidden": [3.0, 2.0]}, "radius": [2.0]}
   paths = ("a/looped", "b/looped", "b/melt")
   gradient_flow.write(dict.fromkeys(paths, one), tmp_path)
-  lines = drawn[0].axes[0].get_lines()
+  lines = drawn["gradient_flow.png"].axes[0].get_lines()
   assert [x.get_label() for x in lines] == ["a/looped", "b/looped", "melt"]
   assert len({x.get_color() for x in lines}) == 3

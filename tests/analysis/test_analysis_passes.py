@@ -2,7 +2,7 @@
 
 import pytest
 
-from loopjax.analysis.plots import curves, draw
+from loopjax.analysis.plots import curves
 
 
 def row(step, num_passes=2, **more):
@@ -15,20 +15,6 @@ def row(step, num_passes=2, **more):
   return values
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-  """The axes of every saved figure."""
-  saved = []
-  save = draw.save
-
-  def keep(figure, path):
-    saved.append(figure)
-    return save(figure, path)
-
-  monkeypatch.setattr(draw, "save", keep)
-  return saved
-
-
 def lines(axes):
   return {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
 
@@ -36,7 +22,7 @@ def lines(axes):
 def test_every_pass_and_every_memory_layer_has_its_line(tmp_path, drawn):
   (path,) = curves.draw_passes([row(1), row(2)], tmp_path)
   assert path.exists()
-  fast, hidden, retention = drawn[0].axes
+  fast, hidden, retention = drawn["passes.png"].axes
   assert lines(fast) == {"pass 1": [1, 2], "pass 2": [2, 3]}
   assert lines(hidden) == {"pass 1": [10, 20], "pass 2": [11, 21]}
   assert lines(retention) == {  # Means over two passes.
@@ -49,6 +35,20 @@ def test_nothing_is_drawn_of_other_models(tmp_path):
   assert curves.draw_passes([{"step": 1, "split": "train"}], tmp_path) == []
 
 
+def test_bits_and_nats_share_no_axis(tmp_path, drawn):
+  """A share has all of 0 to 1; bits per byte may have a decade."""
+  rows = [
+    {"step": step, "split": "validation", "loss": 1.0, "bits_per_byte": bits}
+    for step, bits in ((1, 8.0), (2, 0.5))
+  ]
+  curves.draw_training(rows, ("bits_per_byte", "loss"), 2, tmp_path)
+  panels = {axes.get_title("left"): axes for axes in drawn["curves.png"].axes}
+  scores = panels["Scores of the validation split"]
+  assert lines(scores) == {"bits per byte": [8.0, 0.5]}
+  assert scores.get_ylabel() == "bits per byte"
+  assert scores.get_yscale() == "log"
+
+
 def test_every_group_has_its_loss(tmp_path, drawn):
   rows = [
     {"step": step, "split": "validation", "loss": 1.0}
@@ -59,7 +59,7 @@ def test_every_group_has_its_loss(tmp_path, drawn):
     for step in (1, 2)
   ]
   curves.draw_training(rows, ("accuracy",), 2, tmp_path)
-  panels = {axes.get_title("left"): axes for axes in drawn[0].axes}
+  panels = {axes.get_title("left"): axes for axes in drawn["curves.png"].axes}
   hops = panels["Loss by hops (number of examples)"]
   assert lines(hops) == {"1 (1,200)": [1, 2], "16": [16, 32]}
   assert not any("source" in title for title in panels)  # It is one.

@@ -11,23 +11,8 @@ from loopjax.analysis.multihop import (
   readings,
   rows,
 )
-from loopjax.analysis.plots import draw
 
 pytestmark = pytest.mark.usefixtures("sketches")
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """Figures by file name, instead of files."""
-  found = {}
-
-  def keep(figure, path):
-    figure.canvas.draw()  # Warns if layout is impossible.
-    found[path.name] = figure
-    return path
-
-  monkeypatch.setattr(draw, "save", keep)
-  return found
 
 
 def panels(figure):

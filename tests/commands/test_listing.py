@@ -39,6 +39,14 @@ def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
   assert "days here. 59,872 steps" in paper
 
 
+@pytest.mark.parametrize(
+  ("number", "text"),
+  [(999, "999 "), (1_234_567, "1.23 M"), (999_600, "1 M"), (0.5e12, "500 G")],
+)
+def test_costs_have_a_unit_and_no_exponent(number, text):
+  assert describe._short(number) == text
+
+
 def test_a_wheel_has_the_configs(monkeypatch, tmp_path):
   """In a checkout, or where an installation recorded them."""
   assert presets.folder() == ROOT / "configs"

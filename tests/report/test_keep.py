@@ -2,11 +2,11 @@
 
 import contextlib
 import errno
-import json
 import pathlib
 import re
 
 import pytest
+from report_examples import write_run
 from tests_support import ROOT, load_config
 
 from loopjax import config as config_lib
@@ -22,12 +22,10 @@ from loopjax.run import workdir as workdir_lib
 def make_run(folder, passes, seed, **more):
   """A complete run of Sleep; its score encodes passes and seed."""
   workdir = folder / f"n{passes}_s{seed}"
-  workdir.mkdir(parents=True)
   config = load_config("automaton_sleep", "smoke")
   seeds = {"run.seed": seed, "task.eval_seed": seed}
   values = {"model.num_loops": passes, **seeds, **more}
   config_lib.override(config, values)
-  workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
   summary = {
     "status": "completed",
     "metrics": {"train/loss": 1.0, "test/exact_match": passes + seed / 10},
@@ -35,19 +33,12 @@ def make_run(folder, passes, seed, **more):
     "versions": {}, "revision": "abc", "data": {"constant_floor": 0.0},
     "command": f"python -m loopjax.main --workdir={workdir}",
   }  # fmt: skip
-  workdir_lib.write_json(workdir / "summary.json", summary)
+  scores = {"loss": 1.5, "loss/standard_error": 0.1}
   rows = [
     {"step": 10, "split": "train", "loss": 2.0},
-    {
-      "step": 10,
-      "split": "validation",
-      "loss": 1.5,
-      "loss/standard_error": 0.1,
-    },
+    {"step": 10, "split": "validation", **scores},
   ]
-  lines = "".join(json.dumps(row) + "\n" for row in rows)
-  (workdir / "metrics.jsonl").write_text(lines)
-  return workdir
+  return write_run(workdir, config_lib.to_dict(config), summary, rows)
 
 
 @pytest.fixture(autouse=True)

@@ -3,13 +3,13 @@
 import base64
 import csv
 import itertools
-import json
 import re
 import shlex
 import shutil
 import statistics
 
 import pytest
+from report_examples import log, write_run
 from tests_support import crossing, load_config, namespace
 
 from loopjax.analysis import figures
@@ -40,8 +40,6 @@ PNG = base64.b64decode(
 
 
 def make_run(directory, config, exact, **changes):
-  directory.mkdir(parents=True)
-  workdir_lib.write_json(directory / "config.json", config)
   summary = {
     "status": "completed",
     "metrics": {
@@ -60,15 +58,9 @@ def make_run(directory, config, exact, **changes):
     "data": {"train_examples": 1480},
     **changes,
   }
-  workdir_lib.write_json(directory / "summary.json", summary)
+  write_run(directory, config, summary)
   (directory / "figures").mkdir()
   (directory / "figures" / "curves.png").write_bytes(PNG)
-
-
-def log(directory, rows):
-  """Writes the metrics.jsonl of a run."""
-  lines = "".join(json.dumps(row) + "\n" for row in rows)
-  (directory / "metrics.jsonl").write_text(lines)
 
 
 def items_of(name, preset="smoke", file="sudoku_utm"):
@@ -104,10 +96,8 @@ def workdir(tmp_path):
   )
   for item, exact in zip(items, [0.1, 0.2, 0.6, 0.5], strict=False):
     make_run(tmp_path / item.slug, item.config, exact)
-  unfinished = tmp_path / items[4].slug
-  unfinished.mkdir()
-  workdir_lib.write_json(unfinished / "config.json", items[4].config)
-  log(unfinished, [{"step": 10, "split": "train"}])
+  rows = [{"step": 10, "split": "train"}]  # Of one that is unfinished.
+  write_run(tmp_path / items[4].slug, items[4].config, rows=rows)
   return tmp_path
 
 
@@ -438,8 +428,9 @@ def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
 def figures_of(monkeypatch, groups, sweep):
   """The figures of a sweep's panels: one, or none."""
   figures = []
-  monkeypatch.setattr(plots, "_png", lambda figure: figures.append(figure))
-  plots.draw_panels(groups, sweep)
+  with monkeypatch.context() as patch:
+    patch.setattr(plots, "_png", figures.append)
+    plots.draw_panels(groups, sweep)
   return figures
 
 
@@ -498,21 +489,35 @@ def test_models_are_compared_by_the_loops_they_run(tmp_path, monkeypatch):
   items = items_of("depth")
   items_lib.write_manifest(tmp_path, "depth", "c.py", {}, items)
   for item in items:
-    scores = {f"depth/exact_match/loop={k}": k / 20 for k in range(12)}
+    scores = {f"depth/exact_match/loop={k}": k / 20 for k in range(8)}
     scores["depth/exact_match/standard_error/loop=0"] = 9.0
     make_run(tmp_path / item.slug, item.config, 0.5, metrics=scores)
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  (lines,) = drawn_by(
-    monkeypatch, groups, utm.PAPER.sweeps["depth"].panels
-  ).values()
+  sweep = utm.PAPER.sweeps["depth"]
+  (lines,) = drawn_by(monkeypatch, groups, sweep.panels).values()
   assert len(lines) == len(items) == 3
-  assert lines[0][2] == list(range(1, 13))
-  assert lines[0][3] == pytest.approx([5.0 * k for k in range(12)])
+  assert lines[0][2] == list(range(1, 9))
+  assert lines[0][3] == pytest.approx([5.0 * k for k in range(8)])
+  (figure,) = figures_of(monkeypatch, groups, sweep)
+  ticks = figure.axes[0].get_xticks()
+  assert len(ticks) > 4 and all(tick.is_integer() for tick in ticks)
+
+
+def test_points_are_beside_the_papers_or_on_their_place(workdir, monkeypatch):
+  figures, key = [], "model.num_memory_tokens"
+  monkeypatch.setattr(plots, "_png", figures.append)
+  groups = grouping.group_by_seed(plan_of(workdir).runs)
+  sweep = utm.PAPER.sweeps["memory_curve"]
+  for rows, shift in ((sweep.rows, -0.06), ((), 0.0)):
+    plots.draw_curve(groups, sweep._replace(rows=rows), key)
+    line, *_ = figures[-1].axes[0].containers[0]
+    assert line.get_xdata()[:2] == pytest.approx([shift, 1 + shift])
 
 
 def test_the_picture_of_the_runs_is_in_the_report(workdir, monkeypatch):
   panel = paper_lib.Panel("exact match, %", ("depth/exact_match",), "loops")
-  sweep = utm.PAPER.sweeps["memory_curve"]._replace(panels=(panel,))
+  loss = paper_lib.Panel("loss", ("validation/loss",), factor=1.0)
+  sweep = utm.PAPER.sweeps["memory_curve"]._replace(panels=(panel, loss))
   known = {"memory_curve": sweep}
   monkeypatch.setitem(PAPERS, "sudoku", utm.PAPER._replace(sweeps=known))
   run = plan_of(workdir).runs[0]
@@ -520,7 +525,10 @@ def test_the_picture_of_the_runs_is_in_the_report(workdir, monkeypatch):
   summary = {**run.summary, "metrics": metrics}
   workdir_lib.write_json(run.directory / "summary.json", summary)
   name = f"{workdir.name}-memory_curve_runs.png"
-  assert name in written(workdir)[1].read_text()
+  text = written(workdir)[1].read_text()
+  assert name in text
+  assert "over loops: one line per run" in text
+  assert "start at 0" not in text  # The loss has no curve.
   picture = workdir / "report_figures" / name
   assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -939,6 +947,19 @@ def test_the_command_prints_its_files(workdir, capsys):
   printed = capsys.readouterr().out.split()
   names = "report.html", "report.md", "report.csv", "papers.csv"
   assert printed == [str(workdir / name) for name in names]
+
+
+@pytest.mark.parametrize(
+  ("value", "error", "text"),
+  [
+    (0.95678, 0.0123, "0.9568 ± 0.012"),
+    (9999.4, None, "9,999"),
+    (9999.6, None, "10,000"),
+    (-12345.6, None, "-12,346"),
+  ],
+)
+def test_scores_have_no_exponent(value, error, text):
+  assert tables.score(value, error) == text
 
 
 def test_times_are_readable():

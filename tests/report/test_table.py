@@ -6,6 +6,7 @@ import math
 import statistics
 
 import pytest
+from report_examples import write_run
 from tests_support import load_config
 
 import loopjax
@@ -19,18 +20,15 @@ SCORES = {"test/exact_match": 0.5, "test/loss": 1.0, "train/loss": 0.25}
 
 def make_run(workdir, status="completed", metrics=None, **changes):
   """A run of Sleep; settings are named as `model__num_loops`."""
-  workdir.mkdir(parents=True)
   config = load_config("automaton_sleep", "smoke")
   named = {key.replace("__", "."): value for key, value in changes.items()}
   config_lib.override(config, named)
-  workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
-  if status != "running":
-    summary = {
-      "status": status, "metrics": metrics or SCORES, "steps": 20,
-      "parameters": 10, "wall_seconds": 1.5,
-    }  # fmt: skip
-    workdir_lib.write_json(workdir / "summary.json", summary)
-  return workdir
+  summary = {
+    "status": status, "metrics": metrics or SCORES, "steps": 20,
+    "parameters": 10, "wall_seconds": 1.5,
+  }  # fmt: skip
+  ended = summary if status != "running" else None
+  return write_run(workdir, config_lib.to_dict(config), ended)
 
 
 def score_of(passes, seed):

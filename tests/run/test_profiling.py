@@ -58,6 +58,10 @@ def test_memory_of_a_program_known_by_hand():
     ("TPU v5p", 459e12),
     ("NVIDIA H200", 989e12),
     ("NVIDIA H100 80GB HBM3", 989e12),
+    ("NVIDIA H100 NVL", 835e12),
+    ("NVIDIA H200 NVL", 835e12),
+    ("NVIDIA B200", 2250e12),
+    ("NVIDIA GB200", 2500e12),
     ("cpu", None),
   ],
 )

@@ -558,10 +558,6 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
 
 
 def test_mistakes():
-  with pytest.raises(
-    UserError, match="expected one of ablation, depth, fixed_depth"
-  ):
-    items_of("depht")
   with pytest.raises(UserError, match="--config.run.seed has no effect"):
     items_of("tradeoff", common={"run.seed": 3})
   with pytest.raises(UserError, match="sweep fixed_depth, item .*epsilon"):

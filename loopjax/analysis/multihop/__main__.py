@@ -233,7 +233,7 @@ def _write(
     for old in output.glob(pattern):
       old.unlink()
   path = output / "analysis.jsonl"
-  rows.write(path, found, run.step)
+  workdir_lib.write_json_lines(path, [{"step": run.step, **x} for x in found])
   stages = figures.draw_stages(
     workdir_lib.read_metrics(workdir),
     rows.values_of(rows.select(found, "stage"), "split"),

@@ -2,7 +2,6 @@
 of the effects of edits between loops (interventions, patches).
 """
 
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib import ticker
 from loopjax.analysis.multihop import instrumented, interventions, rows, tables
 from loopjax.analysis.plots import draw, series
 
+_ROOM = 0.7  # Inches for a title and a legend of all panels.
 _MARKERS = "os^Dv<>"
 _DASHES = ("-", "--", ":", "-.")  # Keeps overlapping lines visible.
 
@@ -37,7 +37,7 @@ def draw_stages(
   ]
   if not shown:
     return []
-  figure, panels = panel_grid(len(shown), 3.6, 2.9, num_columns=4)
+  figure, panels = draw.grid(len(shown), min(len(shown), 4), 3.6, 2.9, _ROOM)
   for axes, split in zip(panels, shown, strict=True):
     for loop in range(num_loops):
       steps, values = series.scalar(metrics, split, f"stage{loop + 1}_accuracy")
@@ -196,7 +196,8 @@ def draw_role_exposure(
     return []
   last = max(row["loop"] for row in role_exposure)
   splits = rows.values_of(role_exposure, "split")
-  figure, panels = panel_grid(len(splits), 4.4, 3.2)
+  across = min(len(splits), 3)
+  figure, panels = draw.grid(len(splits), across, 4.4, 3.2, _ROOM)
   for axes, split in zip(panels, splits, strict=True):
     shown = rows.select(role_exposure, "role_exposure", split=split, loop=last)
     groups = [f"{row['role_exposure']}\nn={row['count']}" for row in shown]
@@ -231,15 +232,6 @@ def draw_bars(
       label=name,
     )
   axes.set_xticks(range(len(groups)), groups, fontsize=8)
-
-
-def panel_grid(
-  num: int, width: float, height: float, num_columns: int = 3
-) -> tuple[figure_lib.Figure, list[axes_lib.Axes]]:
-  """A figure of `num` panels of this size in inches, in a grid."""
-  across = min(num, num_columns)
-  figure = draw.new(width * across, height * math.ceil(num / across) + 0.7)
-  return figure, draw.panels(figure, num, across)
 
 
 def legend_below(figure: figure_lib.Figure, axes: axes_lib.Axes) -> None:
@@ -340,7 +332,7 @@ def draw_patching(
   if not loops:
     return []
   width = max(4.4, 0.5 + 0.85 * len(rows.values_of(patched, "split")))
-  figure, panels = panel_grid(2 * len(loops), width, 3.2, num_columns=2)
+  figure, panels = draw.grid(2 * len(loops), 2, width, 3.2, _ROOM)
   for index, axes in enumerate(panels):
     loop, place = loops[index // 2], ("patched", "control")[index % 2]
     shown = rows.select(patched, "patching", loop=loop, place=place)

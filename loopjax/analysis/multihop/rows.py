@@ -1,12 +1,11 @@
 """Rows of analysis.jsonl, the common format of all analyses."""
 
-import json
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from loopjax.analysis import ratios
 from loopjax.run import workdir as workdir_lib
 
 Row = dict[str, Any]
@@ -32,11 +31,10 @@ def make(
     The labels, "count" n, and for every metric its mean and
     "<metric>/standard_error".
   """
-  values = {}
+  values: dict[str, Any] = {}
   for name, sample in samples.items():
-    sample = np.asarray(sample, np.float64)
-    values[name] = sample.mean()
-    values[f"{name}/standard_error"] = sample.std() / len(sample) ** 0.5
+    mean, error = ratios.mean(sample, np.ones(len(sample)))
+    values |= {name: mean, f"{name}/standard_error": error}
   count = len(next(iter(samples.values())))
   return {
     "analysis": analysis,
@@ -62,11 +60,3 @@ def select(rows: Iterable[Row], analysis: str, **labels: Any) -> list[Row]:
 def values_of(rows: Iterable[Row], label: str) -> list[Any]:
   """Distinct values of a label, in order of occurrence."""
   return list(dict.fromkeys(row[label] for row in rows))
-
-
-def write(path: pathlib.Path, rows: Iterable[Row], step: int) -> None:
-  """Writes one JSON object per line, each with the checkpoint's step."""
-  lines = [
-    json.dumps({"step": step, **row}, allow_nan=False) + "\n" for row in rows
-  ]
-  workdir_lib.write_text(path, "".join(lines))

@@ -74,7 +74,7 @@ def logit_lens(found: Sequence[rows.Row]) -> str:
           f"{row['margin']:.2f}",
           f"{row['entropy']:.3f}",
           " ".join(f"{k}: {100 * s:.0f}" for k, s in enumerate(shares, 1))
-          + f" never: {100 * (1 - sum(shares)):.0f}",
+          + f" never: {100 * max(1 - sum(shares), 0):.0f}",
         ]
       )
   header = ["split", "entity", "loop", "position", "probability", "rank"]

@@ -89,8 +89,7 @@ def draw_training(
   ]
   if not panels:
     return []
-  figure = draw.new(11, 3.6 * ((len(panels) + 1) // 2))
-  grid = draw.panels(figure, len(panels), 2)
+  figure, grid = draw.grid(len(panels), 2, 5.5, 3.6)
   for axes, (title, unit, scale, lines) in zip(grid, panels, strict=True):
     for line in lines:
       _draw_line(axes, rows, *line)
@@ -116,12 +115,19 @@ def draw_training(
 
 
 def _scores(headline: Sequence[str]):
-  """A panel with the task's scores."""
+  """A panel with the task's scores besides the loss, which has its own."""
   lines = tuple(
     ("validation", name, _words(name), color)
     for name, color in zip(headline, itertools.cycle(draw.SCORE_COLORS))
+    if name != "loss"
   )
-  return "Scores of the validation split", "score", "linear", lines
+  return "Scores of the validation split", *_unit(headline[0]), lines
+
+
+def _unit(score: str) -> tuple[str, str]:
+  """Unit and scale of a score."""
+  is_bits = score == "bits_per_byte"
+  return ("bits per byte", "wide") if is_bits else ("score", "linear")
 
 
 def _words(name: str) -> str:
@@ -141,7 +147,7 @@ def _by_split(rows: series.Rows, score: str):
     for split, kind in zip(splits, kinds, strict=True)
   ]
   title = f"{_words(score).capitalize()} by split"
-  return title, "score", "linear", tuple(lines)
+  return title, *_unit(score), tuple(lines)
 
 
 def _by_group(rows: series.Rows):
@@ -292,7 +298,7 @@ def _by_pass(
   for n, line in enumerate(values.T):
     axes.plot(steps, line, color=draw.color(n), label=f"pass {n + 1}")
   axes.set_ylim(bottom=0)
-  draw.tidy(axes, title, "optimizer steps", "norm")
+  draw.tidy(axes, title, _STEPS, "norm")
   axes.legend(frameon=False, fontsize=9)
 
 
@@ -307,5 +313,5 @@ def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
     axes.plot(steps, mean, color=draw.color(layer), label=label)
   axes.set_ylim(-0.02, 1.02)
   title = "Share of fast weights retained by one pass"
-  draw.tidy(axes, title, "optimizer steps", "share, mean over heads")
+  draw.tidy(axes, title, _STEPS, "share, mean over heads")
   axes.legend(frameon=False, fontsize=9)

@@ -37,6 +37,14 @@ def panels(
   return list(grid[:number])
 
 
+def grid(
+  number: int, across: int, width: float, height: float, more: float = 0.0
+) -> tuple[figure_lib.Figure, list[axes_lib.Axes]]:
+  """A figure of panels of this size in inches; `more` is room in height."""
+  figure = new(width * across, height * -(-number // across) + more)
+  return figure, panels(figure, number, across)
+
+
 def color(number: int) -> str:
   """A colour of the palette; they repeat."""
   return PALETTE[number % len(PALETTE)]

@@ -60,10 +60,15 @@ _PLAIN = {**_ALL, "model.align_weight": 0.0}
 _UNALIGNED = Row(
   "both phases without alignment (ours)", {**_PLAIN, "run.init_fresh": ""}, {}
 )
+_OURO = _row(
+  "Ouro-1.4B-Thinking", {"model.name": "looped"}, 50.2, 36.7, 81.2, 94.4
+)
+_MELT = _row(
+  "MELT-1.6B", {**_ALL, "model.align_weight": 0.1}, 46.7, 33.3, 80.2, 93.4
+)
 _CHUNKS = frozenset((2, 3, 4, 16, 128, 500))  # Chunk sizes of the presets.
 _TABLE_4 = (
-  _row("MELT-1.6B", {**_ALL, "model.align_weight": 0.1},
-       46.7, 33.3, 80.2, 93.4),
+  _MELT,
   _row("- Att-aligned dist.",
        {**_PLAIN, **_BEGUN, "model.alpha": 0.0},
        44.8, 32.9, 77.7, 92.8),
@@ -83,11 +88,9 @@ _SWEEPS = {
     source="Tables 1 and 2",
     columns=(BITS, _AGREES, CACHE, *_BENCHMARKS),
     rows=(
-      _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
-           50.2, 36.7, 81.2, 94.4),
+      _OURO,
       _row("MELT-1.6B, phase 1", {**_PLAIN, **_BEGUN}, 44.8, 32.9, 77.7, 92.8),
-      _row("MELT-1.6B", {**_ALL, "model.align_weight": 0.1},
-           46.7, 33.3, 80.2, 93.4),
+      _MELT,
       _UNALIGNED,
     ),
     panels=(BITS_IN_TRAINING,),
@@ -123,8 +126,7 @@ _SWEEPS = {
     source="Table 5",
     columns=(BITS, _AGREES, CACHE, *_BENCHMARKS),
     rows=(
-      _row("Ouro-1.4B-Thinking", {"model.name": "looped"},
-           50.2, 36.7, 81.2, 94.4),
+      _OURO,
       _row("Last loop", _gate("last"), 0.0, 0.0, 0.0, 0.0),
       _row("First loop", _gate("first"), 0.0, 0.0, 0.0, 0.0),
     ),
