@@ -104,6 +104,35 @@ def equal_time(name: str, files: tuple[str, ...]) -> None:
   draw.save(figure, HERE / f"{name}.png")
 
 
+def cache_bytes(name: str, file: str, num_tokens: int) -> None:
+  """Draws the test's bits per byte over bytes of cache, a point per seed."""
+  figure = draw.new(6.4, 3.6)
+  axes = figure.subplots()
+  rows = table(file, "| cache | bytes per token")[1:]  # Not the start.
+  for place, (label, per_token, other, _, test, *_) in enumerate(rows):
+    slope, constant = (float(x.replace(",", "")) for x in (per_token, other))
+    size = (num_tokens * slope + constant) / 1e6
+    values = [float(x) for x in test.split(",")]
+    axes.plot(
+      [size] * len(values),
+      values,
+      color=draw.PALETTE[place],
+      marker="o",
+      linestyle="",
+      alpha=0.8,
+      label=label,
+    )
+  axes.set_xlim(0, None)
+  draw.tidy(
+    axes,
+    "Caches of one loop: novels, test, three seeds",
+    f"MB of cache for a row of {num_tokens} tokens",
+    "bits per byte",
+  )
+  axes.legend(frameon=False, fontsize=9)
+  draw.save(figure, HERE / f"{name}.png")
+
+
 def board(name: str, entry: str) -> None:
   """Draws a hard puzzle loop by loop, as a picture that moves."""
   inspector = load.load(pathlib.Path(f"zoo:{entry}"))
@@ -159,6 +188,7 @@ def main() -> None:
     "sleep_equal_time",
     ("rule_110_steps.runs.json", "rule_110_equal_time.runs.json"),
   )
+  cache_bytes("cache_bytes", "2026-11-26_cpu_2cores_melt_sharing.md", 128)
   rows = table(
     "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
   )
