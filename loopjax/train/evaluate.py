@@ -141,6 +141,8 @@ def _added(total: Any, sums: Any) -> Any:
 def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
   """Means, standard errors and counts from sums and sums of squares.
 
+  A score without weight in a group has no mean, and is not in the result.
+
   Args:
     sums: results of `eval_step`, by grouping and score; "" is overall.
     groups: names of the groups, by grouping.
@@ -161,12 +163,14 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
       means[f"count{suffix}"] = float(count)
       for score, powers in scores.items():
         weight, total, *squares = powers[group]
-        mean = total / max(weight, 1e-9)
+        if not weight:
+          continue  # No example counts for this score.
+        mean = total / weight
         # Variance of a ratio of sums: sum w^2 (v - mean)^2 / (sum w)^2.
         variance = np.dot(squares, (mean**2, -2 * mean, 1))
         means[f"{score}{suffix}"] = float(mean)
         means[f"{score}{suffix}/standard_error"] = float(
-          math.sqrt(max(variance, 0.0)) / max(weight, 1e-9)
+          math.sqrt(max(variance, 0.0)) / weight
         )
   return splits
 

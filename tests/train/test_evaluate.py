@@ -134,3 +134,18 @@ def test_scores_with_weights_are_ratios_of_sums():
   ):
     expected = np.average(values[chosen], weights=weights[chosen])
     assert got[f"bits{suffix}"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_score_without_weight_has_no_mean():
+  """It would be 0, the best of losses."""
+  sums = {
+    "kind": {
+      "count": np.array((2.0, 3.0)),
+      "loss": np.array(((0.0, 0, 0, 0, 0), (3.0, 6, 3, 6, 12))),
+    }
+  }
+  scores = evaluate._means(sums, {"kind": ("old", "new")}, "test")["test"]
+  assert scores["count/kind=old"] == 2
+  assert "loss/kind=old" not in scores
+  assert scores["loss/kind=new"] == 2
+  assert scores["loss/kind=new/standard_error"] == 0
