@@ -97,7 +97,8 @@ def places(source: str) -> list[list[tuple[int, str, Callable[[], str]]]]:
       for i in range(len(given) if len(given) > 1 else 0):
         yield "argument", node.with_changes(args=given[:i] + given[i + 1 :])
       for i, (one, two) in enumerate(itertools.pairwise(given)):
-        if not (one.keyword or one.star or two.keyword or two.star):
+        by_name = one.keyword or one.star or two.keyword or two.star
+        if not by_name and not one.value.deep_equals(two.value):
           pair = [one.with_changes(value=two.value)]
           pair += [two.with_changes(value=one.value)]
           yield (

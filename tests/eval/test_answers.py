@@ -352,12 +352,17 @@ def test_answers_of_other_settings_are_not_mixed(
   assert rows_of(folder / name) != rows_of(folder / "q.answers.jsonl")
 
 
-def test_a_greedy_answer_is_the_generated_text(run, tmp_path, capsys):
+def test_a_greedy_answer_is_the_generated_text(
+  run, tmp_path, capsys, monkeypatch
+):
+  clock = types.SimpleNamespace(monotonic=iter((100.0, 107.0)).__next__)
+  monkeypatch.setattr(entry, "time", clock)
   flags = ("--max_new_tokens=20", "--temperature=0", "--stop=e")
   questions = write(tmp_path / "q.jsonl", "1234")
   template = "--template=Q: {question}"
   more = (template, f"--out={tmp_path}", "--slots=3", "--limit=2")
   assert entry.main([str(run), questions, *flags, *more]) == 0
+  assert "2 answers generated in 7 s, " in capsys.readouterr().out
   for row in rows_of(tmp_path / "q.answers.jsonl"):
     capsys.readouterr()
     prompt = f"Q: {TEXTS[row['question']]}"

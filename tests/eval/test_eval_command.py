@@ -42,7 +42,13 @@ def test_scores_are_printed_and_written(runs, folder, capsys):
   sums = workdir_lib.read_json(runs[0] / "eval" / "sums.json")
   assert set(sums["metrics"]) >= {"bits_per_byte", "accuracy_per_char", "n"}
   assert f"{sums['metrics']['bits_per_byte']:.4f}" in rows[0]
-  assert sums["counts"]["continuations"] == 18
+  assert sums["counts"] == {
+    "continuations": 18, "with_a_cut_context": 18, "in_parts": 0
+  }  # fmt: skip
+  boxes = workdir_lib.read_json(runs[0] / "eval" / "boxes.json")
+  assert boxes["counts"] == {
+    "continuations": 5, "with_a_cut_context": 5, "in_parts": 2
+  }  # fmt: skip
   lines = (runs[0] / "eval" / "sums.items.jsonl").read_text().splitlines()
   assert len(lines) == 18
   gold = [json.loads(line) for line in lines if json.loads(line)["gold"]]
@@ -62,6 +68,9 @@ def test_what_a_score_depends_on_is_recorded(runs, folder):
   }  # fmt: skip
   assert {key: result[key] for key in expected} == expected
   assert result["metrics"]["n"] == 2
+  assert result["counts"] == {
+    "continuations": 6, "with_a_cut_context": 2, "in_parts": 0
+  }  # fmt: skip
   assert len(result["sha256"]) == 64 and result["versions"]["jax"]
 
 

@@ -186,3 +186,16 @@ def test_prefixes_are_shared_where_the_cache_permits_it(
   model = types.SimpleNamespace(facts={"model": name}, context_length=9)
   engine = source.engine_from_flags(model, source.ModelFlags(**flags))
   assert engine["prefix_mib"] == mebibytes
+
+
+def test_a_long_chat_leaves_out_whole_turns(capsys):
+  messages = [{"role": role, "content": role} for role in "uauau"]
+  writer = types.SimpleNamespace(
+    encode=tuple, has_room=lambda prompt: len(prompt) < 4
+  )
+
+  def prompt_of(messages):
+    return "".join(message["content"] for message in messages)
+
+  assert command._shortened(writer, messages, prompt_of) == ("u", "a", "u")
+  assert "(dropped the first 2 messages" in capsys.readouterr().out

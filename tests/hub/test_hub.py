@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 import sys
+from unittest import mock
 
 import hub_examples as examples
 import jax
@@ -237,6 +238,7 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   files.write(out, made, max_bytes)
   written = sorted(out.glob("*.safetensors"))
   assert (len(written) > 3) == (max_bytes == 3000)
+  assert (out / files.INDEX).exists() == (max_bytes == 3000)
   found = {key: x for file in written for key, x in load_file(file).items()}
   assert found.keys() == tensors.keys()
   for key, value in tensors.items():
@@ -364,9 +366,15 @@ def test_no_more_than_some_rows_are_read_at_a_time(tmp_path, monkeypatch):
 def test_a_tied_table_may_be_there_twice(tmp_path, monkeypatch):
   """As some tied models are saved; one that differs is not left out."""
   monkeypatch.setattr(weights, "_ROWS", 16)  # The row is in the second part.
+  reads = mock.Mock(side_effect=files._read)
+  monkeypatch.setattr(files, "_read", reads)
   tensors = examples.tensors_of("qwen3")
   tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
   read(examples.make_folder(tmp_path / "hub", "qwen3", tensors), "qwen3")
+  names = [call.args[1] for call in reads.call_args_list]
+  assert names.count("lm_head.weight") == -(
+    -len(tensors["lm_head.weight"]) // 16
+  )
   tensors["lm_head.weight"][30, 15] += 1
   folder = examples.make_folder(tmp_path / "other", "qwen3", tensors)
   with pytest.raises(UserError, match="not in the model lm_head.weight"):
@@ -564,6 +572,18 @@ def test_a_window_that_config_json_leaves_out_is_refused():
   del theirs["sliding_window"]
   with pytest.raises(UserError, match="sliding_window=4096 is unsupported"):
     convert.settings_of(layout, convert.with_defaults(layout, theirs))
+
+
+def test_what_a_config_json_of_iquest_leaves_out():
+  """The defaults of its configuration class."""
+  layout = convert.LAYOUTS["iquestloopcoder"]
+  ours = convert.settings_of(layout, convert.with_defaults(layout, {}))
+  expected = {
+    "width": 5120, "num_layers": 80, "num_heads": 40, "num_key_value_heads": 8,
+    "head_width": 128, "mlp_ratio": 5.4, "tied": False, "num_loops": 2,
+    "window": 64, "rope_base": 500_000.0, "norm_epsilon": 1e-5,
+  }  # fmt: skip
+  assert ours == ours | expected
 
 
 @pytest.mark.parametrize(("files", "end"), [

@@ -121,6 +121,17 @@ def test_relaxed_loops_of_full_rank_are_the_layers_they_replace(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("update", "num_layers"), [("gate", 2), ("relaxed", 1)]
+)
+def test_the_loop_has_the_layers_between_the_others(update, num_layers):
+  config, _ = settings_of("looped")
+  how = Retrofit("1:3", update, 2, relaxed_rank=4 * (update == "relaxed"))
+  model = retrofit_lib._set_loop(config, 1, 3, 4, how).model
+  assert model.num_layers == num_layers
+  assert (model.num_prelude, model.num_coda, model.num_loops) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
   ("how", "message"),
   [
     (Retrofit("0:3", "relaxed", 2, relaxed_rank=1), "3 layers cannot be"),
@@ -193,3 +204,15 @@ def test_what_has_loops_already_is_one_line(
     retrofit(tmp_path / "run", tmp_path / "loops", Retrofit(core))
   assert "\n" not in str(caught.value)
   assert not (tmp_path / "loops").exists()
+
+
+def test_the_command_passes_on_what_is_asked_for(tmp_path, monkeypatch, capsys):
+  asked = []
+  monkeypatch.setattr(retrofit_lib, "retrofit", lambda *x: asked.append(x))
+  source, workdir = tmp_path / "run", tmp_path / "loops"
+  flags = ["--core=1:3", "--update=relaxed", "--num_loops=2"]
+  arguments = ["retrofit", str(source), str(workdir), *flags]
+  assert hub.main([*arguments, "--relaxed_rank=4"]) == 0
+  how = Retrofit("1:3", "relaxed", 2, relaxed_rank=4)
+  assert [(str(x), y, z) for x, y, z in asked] == [(str(source), workdir, how)]
+  assert "layers 1:3 of" in capsys.readouterr().out

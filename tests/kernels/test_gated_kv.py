@@ -90,6 +90,10 @@ def test_first_loop_projects_the_inputs():
   assert_close(written, same[1], 1e-6)
 
 
+def test_parts_of_a_large_tile_have_equal_numbers_of_rows():
+  assert [*map(pallas_tpu._rows, (8, 512, 1024, 1008))] == [8, 512, 512, 336]
+
+
 @pytest.mark.parametrize("implementation", ["reference", "pallas_tpu"])
 def test_without_a_cache_the_rows_are_returned(implementation):
   """The keys and values that a cache would get, and their gradients."""

@@ -141,6 +141,29 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
     )
 
 
+def test_gradients_through_enough_hops_are_those_of_the_chunks_in_order():
+  """Each row is a multiple of its input and of the sum of rows before it."""
+
+  def step(weight, inputs, tables, history, first):
+    seen = jnp.arange(history.shape[1]) < first
+    before = jnp.where(seen[None, :, None, None], history, 0)
+    rows = weight * (inputs + jnp.sum(before, axis=1, keepdims=True))
+    return rows**2, rows
+
+  inputs = jax.random.normal(jax.random.key(0), (3, 2, 2, 1, 4))
+  operands = jnp.float32(0.7), inputs, None, jnp.zeros((2, 6, 1, 4))
+  all_hops, in_order = (
+    gradients(
+      functools.partial(chunks.run, chunks.Options(step, hops)), *operands
+    )
+    for hops in (2, -1)
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+    all_hops, in_order,
+  )  # fmt: skip
+
+
 @pytest.mark.long
 def test_enough_hops_are_exact():
   """Three of four chunks; fewer are within reach."""

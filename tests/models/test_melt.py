@@ -420,6 +420,13 @@ def test_the_teachers_loops_are_run_as_its_own_family_runs_them():
   records = training.teacher_outputs(teacher, config, BATCH)
   np.testing.assert_allclose(records["hidden"], taught()[1], atol=2e-4)
   assert records["attention"].shape == (LOOPS, 2, 2, LENGTH, 16)
+  model = examples.merged(melt, config, SPEC, student(config))
+
+  def loss(batch):
+    return melt.loss(model, batch, jax.random.key(0), jnp.asarray(0), teacher)
+
+  _, metrics = jax.eval_shape(loss, BATCH)
+  assert metrics["align"].shape == ()
 
 
 # MELT's own settings, and what each needs to have an effect.

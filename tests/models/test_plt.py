@@ -97,6 +97,27 @@ def test_another_number_of_loops_agrees(num_loops):
   np.testing.assert_allclose(last, plain[-1], atol=1e-9)
 
 
+def test_positions_begin_again_with_every_document():
+  documents = jnp.array([[3, 3, 3, 1, 2, 2], [0, 0, 0, 0, 0, 0]])
+  expected = [[0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5]]
+  np.testing.assert_array_equal(plt._places(documents), expected)
+
+
+def test_padding_may_be_in_front():
+  config, params = params_of()
+  inputs = jnp.pad(TOKENS[:, :5], ((0, 0), (2, 0)))
+  valid = jnp.broadcast_to(jnp.arange(7) >= 2, inputs.shape)
+
+  def run(params):
+    model = examples.merged(plt, config, SPEC, params)
+    cache = plt.empty_cache(model, len(inputs), LENGTH)
+    return plt.FAMILY.reading.read(model, inputs, cache, valid=valid)[0].logits
+
+  found = without_rounding(run)(params)[:, 2:]
+  plain = expected({}, 3, TOKENS[:, :5])[-1]
+  np.testing.assert_allclose(found, plain, atol=1e-9)
+
+
 def in_parts(changes, sizes):
   """Logits of reading part after part, in float64."""
   config, params = params_of(**changes)

@@ -19,6 +19,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import causal, looped, recurrent, transformer
 from loopjax.models.recurrent import config as recurrent_config
 from loopjax.models.recurrent import training
+from loopjax.nn import block
 from loopjax.nn import keys as keys_lib
 from loopjax.run.checkpoints import quantized
 from loopjax.types import PRECISIONS, TaskSpec
@@ -539,6 +540,10 @@ def test_costs_are_those_of_the_loops_and_of_the_drawn_depths():
     np.diff(found["flops_per_example"]),
   )
   assert len({*loop}) == 1
+  # The state and the input are each multiplied by a matrix.
+  layer = block.flops(config.block_shape(), 8)
+  assert loop[0] == 2 * layer + 2 * (2 * 8 * 16 * 16)
+  assert once - loop[0] == 2 * layer + 2 * 8 * 16 * 23
   # Depths 1 to 7: four loops in the mean, of which 13 / 7 have a gradient.
   expected = 3 * (once - loop[0]) + loop[0] * (4 + 2 * 13 / 7)
   np.testing.assert_allclose(

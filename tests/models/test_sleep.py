@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -662,6 +663,36 @@ def test_token_by_token_is_the_whole(eviction, changes):
   np.testing.assert_allclose(
     got[there], expected.logits[there], atol=3e-5, rtol=1e-4
   )
+
+
+def test_without_padding_all_tokens_count():
+  draw = functools.partial(jax.random.normal, jax.random.key(0))
+  fast, stats = draw((1, 2, 2, 2, 8, 8)), {"retention": [draw((2, 2, 2))]}
+  memory = types.SimpleNamespace(state=types.SimpleNamespace(fast=fast))
+  found, expected = (
+    sleep_model._record(SMALL, draw((2, 5, 16)), memory, stats, mask)
+    for mask in (None, jnp.ones((2, 5), bool))
+  )
+  assert found["num_tokens"] == 10
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize(
+  ("memory", "has_mlp", "expected"),
+  # Products per token: 768 of projections, 152 of the generator, 2 x 776 of the
+  # rule in chunks of 32, and 216 of the MLP.
+  [
+    ("gated_delta", True, 20 * 2 * (768 + 1552 + 216)),
+    ("jet", False, 20 * 2 * (768 + 152 + 1552)),
+  ],
+)
+def test_flops_of_a_memory_block_by_hand(memory, has_mlp, expected):
+  config = config_of(
+    width=12, mlp="swiglu", memory=memory, memory_mlp=has_mlp, key_width=3,
+    value_width=8,
+  )  # fmt: skip
+  shape = dataclasses.replace(config.block_shape(), mlp_width=6)
+  assert shape_lib.memory_flops(shape, config.memory_shape(), 20) == expected
 
 
 def test_every_pass_costs_the_same_and_answers_one():

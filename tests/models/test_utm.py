@@ -12,7 +12,7 @@ from tests_support import crossing
 
 from loopjax.analysis.plots.maps import quadrants
 from loopjax.models import utm
-from loopjax.nn import attention, rope
+from loopjax.nn import attention, block, rope
 from loopjax.types import LoopOptions, TaskSpec
 
 SPEC = TaskSpec(
@@ -303,3 +303,10 @@ def test_bfloat16_keeps_sums_in_float32():
   assert output.trace["hidden"].dtype == jnp.float32
   np.testing.assert_allclose(output.trace["weight"].sum(0), 1.0, atol=1e-6)
   assert 0 < np.abs(output.logits - run().logits).max() < 0.2
+
+
+def test_costs_by_hand():
+  """Of 16 tokens and 3 of memory: the block, the router and the read-out."""
+  found = utm.costs(SMALL, SPEC, 2)["flops_per_example"]
+  loop = block.flops(SMALL.block_shape(), 19) + 2 * 19 * 16
+  assert found == [2 * 16 * 16 * 6 + loop * n for n in (1, 2)]

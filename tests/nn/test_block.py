@@ -210,6 +210,14 @@ def test_memory_blocks_norm_their_inputs_alone():
   np.testing.assert_allclose(got, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("num", [1, 3])
+def test_memory_layers_of_a_group_run_one_after_another(num):
+  layers, x = jnp.arange(1.0, 1 + num), jnp.float32(2)
+  got, found = hybrid._through(lambda x, y: (x * y, x + y), x, layers, False)
+  assert got == 2 * np.prod(layers)
+  np.testing.assert_array_equal(found, [3, 4, 7][:num])
+
+
 def test_costs_by_hand():
   queries, keys, mlp = 16 * 24, 16 * 12, 3 * 16 * 20
   products = 2 * queries + 2 * keys + mlp + 2 * (3 + TOKENS) * 24

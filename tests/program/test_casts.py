@@ -33,6 +33,18 @@ def casts_in(jaxpr, shape, inside=False):
   return found
 
 
+def returned_by_scans(jaxpr, shape, dtype):
+  """Results of scans with this shape and dtype."""
+  found = []
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "scan":
+      avals = [x.aval for x in eqn.outvars]
+      found += [x for x in avals if (x.shape, x.dtype) == (shape, dtype)]
+    for inner in core.jaxprs_in_params(eqn.params):
+      found += returned_by_scans(inner, shape, dtype)
+  return found
+
+
 def loss(params, x, remat):
   """Two loops over three layers, whose weights are used in bfloat16."""
 
@@ -65,6 +77,9 @@ def test_a_stack_is_cast_before_loops_and_its_gradients_after(remat):
   plain = jax.make_jaxpr(function)(*args).jaxpr
   rewritten = jax.make_jaxpr(made.call)(*leaves).jaxpr
   assert casts_in(plain, (4, 4)) and not casts_in(rewritten, (4, 4))
+  # The backward pass takes the weights, and no copy that the forward pass made.
+  copies = returned_by_scans(rewritten, (3, 4, 4), jnp.bfloat16)
+  assert len(copies) == remat  # Gradients of a step that runs again.
 
 
 @pytest.mark.parametrize("run", [

@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import signal
+import types
 
 import data_examples
 import jax.numpy as jnp
@@ -168,6 +169,11 @@ def test_a_test_file_that_is_trained_on_is_refused(config, tmp_path):
     leaks = change(config, test_files=str(path))
     with pytest.raises(UserError, match=f"{there.name} of the training files"):
       task.make_dataset(leaks, "train", batch_size=1, seed=0)
+  empty = [tmp_path / name for name in ("a.txt", "b.txt")]
+  for path in empty:
+    path.touch()
+  nothing = types.SimpleNamespace(paths=[str(empty[0])])
+  preparation.check_apart([nothing], [str(empty[1])])
 
 
 def test_every_epoch_has_every_row(config):
@@ -561,6 +567,14 @@ def test_any_tokenizer(config, tokenizer, end_token):
         assert (sizes[:-1] >= 1).all()
         checked += 1
   assert checked > 100
+
+
+def test_texts_are_encoded_a_few_at_a_time(tokenizer, monkeypatch):
+  path, library = tokenizer
+  texts = ["ab", "cde", "", "fgh ij", "k"]
+  expected = [library.encode(text).ids for text in texts]
+  monkeypatch.setattr("loopjax.data.text.tokenizer._BATCH", 4)
+  assert [x.tolist() for x in Tokenizer(path).encode(texts)] == expected
 
 
 def test_bytes_are_those_of_the_text_whatever_becomes_of_it(config, tokenizer):
