@@ -219,10 +219,10 @@ def of_read_out(
   if rule == "entropy":
     return relative_entropy(logits, num_padding_tokens), seen
   if rule == "kl":
-    found = divergence(logits, seen.logits)
+    change = divergence(logits, seen.logits)
     first = seen.token < 0
     seen = seen._replace(logits=logits, token=jnp.zeros_like(seen.token))
-    return jnp.where(first, jnp.inf, found), seen
+    return jnp.where(first, jnp.inf, change), seen
   assert rule == "stable", rule
   token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
   times = jnp.where(token == seen.token, seen.times + 1, 1)

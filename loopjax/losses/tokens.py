@@ -166,8 +166,8 @@ def _add(sums: Sums, logits: Array, ids: Array, targets: Array) -> Sums:
   higher = jnp.maximum(top, jnp.max(logits, axis=-1))
   weights = jnp.exp(logits - higher[..., None])
   total = total * jnp.exp(top - higher) + jnp.sum(weights, axis=-1)
-  found = jnp.where(ids == targets[..., None], logits, 0)
-  return Sums(higher, total, picked + jnp.sum(found, axis=-1))
+  of_target = jnp.where(ids == targets[..., None], logits, 0)
+  return Sums(higher, total, picked + jnp.sum(of_target, axis=-1))
 
 
 def _losses(sums: Sums) -> tuple[Array, Array]:

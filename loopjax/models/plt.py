@@ -280,12 +280,12 @@ class Model(nnx.Module):
   ) -> tuple[Any, Any]:
     """Applies `step` to every layer, its random keys, its index, and `more`."""
     if isinstance(self.layers, nnx.List):  # See `stack.unstacked`.
-      found = []
+      records = []
       for index, layer in enumerate(self.layers):
-        own = jax.tree.map(operator.itemgetter(index), more)
-        carry, record = step(carry, (layer, None, index, *own))
-        found.append(record)
-      return carry, jax.tree.map(lambda *x: jnp.stack(x), *found)
+        of_layer = jax.tree.map(operator.itemgetter(index), more)
+        carry, record = step(carry, (layer, None, index, *of_layer))
+        records.append(record)
+      return carry, jax.tree.map(lambda *x: jnp.stack(x), *records)
     indices, keys = jnp.arange(self.config.num_layers), None
     if call.keys is not None:
       of_loop = fold_in(call.keys, loop + 1)

@@ -102,13 +102,7 @@ class Config:
 
   def block_shape(self) -> Shape:
     """The sizes of a block; raises UserError if they are invalid."""
-    return Shape(
-      self.width,
-      self.num_heads,
-      num_key_value_heads=self.num_heads,
-      head_width=shape.head_width(self.width, self.num_heads),
-      mlp_width=shape.mlp_width(self.width, self.mlp_ratio),
-    )
+    return shape.multi_head(self.width, self.num_heads, self.mlp_ratio)
 
 
 def start(num_states: int, sizes: tuple[int, int, int]) -> State:

@@ -88,10 +88,10 @@ def _mean(x: jax.Array, spec: P) -> jax.Array:
 
 def _fsdp_axis(spec: P) -> int | None:
   """The dimension that "fsdp" splits."""
-  found = (
+  dimensions = (
     i for i, axes in enumerate(spec) if "fsdp" in sharding.names_of(axes)
   )
-  return next(found, None)
+  return next(dimensions, None)
 
 
 def _without_fsdp(axes: Any) -> tuple[str, ...] | None:

@@ -188,8 +188,8 @@ def _gathered_bytes(
 def _memory(mesh: Mesh) -> int | None:
   """Bytes of memory of a device of this process; others cannot be queried."""
   here = jax.process_index()
-  own = (x for x in mesh.devices.flat if x.process_index == here)
-  device = next(own, None)
+  local = (x for x in mesh.devices.flat if x.process_index == here)
+  device = next(local, None)
   stats = device.memory_stats() if device else None
   return stats.get("bytes_limit") if stats else None
 

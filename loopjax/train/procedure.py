@@ -55,7 +55,7 @@ def make_datasets(
   """Datasets by split; raises UserError on missing or malformed files."""
   size = settings.eval.batch_size
   sizes = dict.fromkeys(SPLITS, size) | {"train": settings.run.batch_size}
-  task, found = settings.task_module, {}
+  task, datasets = settings.task_module, {}
   for split in splits:
     rows = sharding.local_rows(mesh, sizes[split])
     dataset = task.make_dataset(
@@ -65,8 +65,10 @@ def make_datasets(
       seed=settings.run.seed,
       rows=rows,
     )
-    found[split] = check_dataset(task, settings.task, split, len(rows), dataset)
-  return found
+    datasets[split] = check_dataset(
+      task, settings.task, split, len(rows), dataset
+    )
+  return datasets
 
 
 def run(

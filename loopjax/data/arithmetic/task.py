@@ -90,8 +90,8 @@ def values_of(modulus: int, tokens: np.ndarray) -> np.ndarray:
     kind = np.where(is_operator, token - modulus, 0)
     value = np.where(is_operator, results[kind, rows] % modulus, token)
     height += np.where(is_operator, -1, np.where(token >= 0, 1, 0))
-    there = token >= 0
-    stack[rows[there], height[there] - 1] = value[there]
+    is_token = token >= 0
+    stack[rows[is_token], height[is_token] - 1] = value[is_token]
   return stack[:, 0]
 
 
@@ -218,8 +218,8 @@ def make_dataset(
     "valid" bool [b] and "group/operations" i32 [b]. Weights are 1 at the last
     token, whose target is the value; other targets are 0.
   """
-  own = seed if split == "train" else config.eval_seed
-  stream = pipeline.stream_seed(_STREAMS[split], 0, own)
+  base = seed if split == "train" else config.eval_seed
+  stream = pipeline.stream_seed(_STREAMS[split], 0, base)
 
   def drawn_tokens(positions, operations):
     return draw_expressions(

@@ -217,12 +217,12 @@ def named_quantities(
     for part in (names.items, names.places)
   )
   rank = np.maximum(np.cumsum(is_total, axis=1) - 1, 0)
-  own = np.take_along_axis(names.total_places, rank, axis=1)
-  of_total = np.take_along_axis(own, np.maximum(counted_by, 0), axis=1)
+  of_totals = np.take_along_axis(names.total_places, rank, axis=1)
+  of_total = np.take_along_axis(of_totals, np.maximum(counted_by, 0), axis=1)
   node = np.arange(kinds.shape[1]) % MAX_NODES
   counted = names.counted_items[:, node]
   items = np.where(is_total, -1, np.where(is_counted, counted, items))
-  places = np.where(is_total, own, np.where(is_counted, of_total, places))
+  places = np.where(is_total, of_totals, np.where(is_counted, of_total, places))
   return language.quantities(names.themes, items, places)
 
 
@@ -343,9 +343,9 @@ def _stated(graph: Graphs, reverse: np.ndarray) -> Statements:
   kinds, numbers = graph.kinds.copy(), graph.numbers.copy()
   num_operands = graph.num_operands.copy()
   rows = np.flatnonzero(reverse)[:, None]
-  given = MAX_NODES * np.arange(graph.answer_node.shape[1])
-  kinds[rows, given], num_operands[rows, given] = CONSTANT, 0
-  numbers[rows, given] = graph.values[rows, given]
+  first_nodes = MAX_NODES * np.arange(graph.answer_node.shape[1])
+  kinds[rows, first_nodes], num_operands[rows, first_nodes] = CONSTANT, 0
+  numbers[rows, first_nodes] = graph.values[rows, first_nodes]
   kinds[rows, graph.answer_node[reverse]] = UNKNOWN
   return Statements(kinds, numbers, num_operands, graph.operands)
 
@@ -464,12 +464,12 @@ def numbers_after(tokens: np.ndarray, before: int) -> np.ndarray:
     is none.
   """
   values = np.zeros(tokens.shape, np.int64)
-  goes_on = tokens == before
+  is_number = tokens == before
   for place in range(1, language.NUM_DIGITS + 1):
     digits = np.full_like(tokens, language.PADDING)
     digits[:, :-place] = tokens[:, place:]
-    goes_on &= digits < 10
-    values = np.where(goes_on, 10 * values + digits, values)
+    is_number &= digits < 10
+    values = np.where(is_number, 10 * values + digits, values)
   return values
 
 

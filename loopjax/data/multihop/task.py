@@ -103,15 +103,15 @@ class Config:
     for hops, (n_train, n_test) in enumerate(
       zip(train, test, strict=True), start=2
     ):
-      there = chains.num_chains(self.num_entities, self.out_degree, hops)
+      available = chains.num_chains(self.num_entities, self.out_degree, hops)
       requested = n_train + 2 * n_test
-      if requested > there:
+      if requested > available:
         raise UserError(
           f"task.num_train_chains={train} and task.num_test_chains={test} "
           f"(used for validation and for test) request {requested} chains of "
-          f"{hops} hops, but a graph has {there}"
+          f"{hops} hops, but a graph has {available}"
         )
-      if there > np.iinfo(np.int64).max:
+      if available > np.iinfo(np.int64).max:
         raise UserError(
           f"task.num_train_chains={train}: the {self.num_entities} *"
           f" {self.out_degree}**{hops} chains of {hops} hops cannot be numbered"
