@@ -1,10 +1,9 @@
 """DiscoLoop's decode and embed: the mean token vector under softmax(U h).
 
-It runs by chunks of the vocabulary, with its own backward pass. Phi(h) =
-sum_v p_v E[v] needs no [..., V] array: a running maximum and sum carry the
-softmax from chunk to chunk (online softmax, arXiv 1805.02867). The backward
-pass keeps h, Phi(h), that maximum and that sum, and recomputes the logits.
-With l = U h / tau and the cotangent g of Phi,
+It runs by chunks of the vocabulary (`vocabulary.add_logits`), with its own
+backward pass: Phi(h) = sum_v p_v E[v] needs no [..., V] array. The backward
+pass keeps h, Phi(h) and the sums, and recomputes the logits. With l = U h / tau
+and the cotangent g of Phi,
 
   dL/dl_v = p_v (<g, E[v]> - <g, Phi>)
   dL/dh = sum_v dL/dl_v U[v] / tau
@@ -125,12 +124,9 @@ def _embed_all_forward(hidden, tables, options):
     top, total, mean = carry
     logits = _logits(hidden, folded[-1], chunk, options)
     rows = vocabulary.rows(folded[0], chunk)
-    higher = jnp.maximum(top, jnp.max(logits, axis=-1))
-    weights = jnp.exp(logits - higher[..., None])
-    fade = jnp.exp(top - higher)
-    total = total * fade + jnp.sum(weights, axis=-1)
+    top, total, weights, fade = vocabulary.add_logits(top, total, logits)
     added = product("...v,vd->...d", weights.astype(table.dtype), rows)
-    return higher, total, mean * fade[..., None] + added
+    return top, total, mean * fade[..., None] + added
 
   tokens = hidden.shape[:-1]
   start = (

@@ -239,17 +239,17 @@ def run(
 
   def before(n: Array, carry: Carry) -> Carry:
     index = jnp.broadcast_to(n, depth.shape)
-    return driver.chosen(n < cut, step_fn(fixed, carry, index), carry)
+    return driver.tree_where(n < cut, step_fn(fixed, carry, index), carry)
 
   after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
   # Rows without earlier loops keep the gradient to their initial carry.
-  carry = driver.chosen(cut > 0, after, carry)
+  carry = driver.tree_where(cut > 0, after, carry)
 
   # Steps that no row needs run too: with a `cond`, the backward pass would
   # store the weights for every loop.
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
     new = step_fn(shared, carry, cut + n)
-    return driver.chosen(n < depth, new, carry), None
+    return driver.tree_where(n < depth, new, carry), None
 
   return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]
 
@@ -275,7 +275,7 @@ def run_all(
   def loop(shared: Any, carry: Carry, n: Array) -> Carry:
     def one(carry: Carry) -> Carry:
       index = jnp.broadcast_to(n, depth.shape)
-      return driver.chosen(n < depth, step_fn(shared, carry, index), carry)
+      return driver.tree_where(n < depth, step_fn(shared, carry, index), carry)
 
     return jax.lax.cond(n < jnp.max(depth), one, lambda carry: carry, carry)
 

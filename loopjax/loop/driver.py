@@ -190,7 +190,7 @@ def run_implicit(
   return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 
-def chosen(where: Array, new: Carry, old: Carry) -> Carry:
+def tree_where(where: Array, new: Carry, old: Carry) -> Carry:
   """`new` where the condition, a scalar or [B], holds, else `old`.
 
   Args:

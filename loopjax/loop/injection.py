@@ -107,7 +107,7 @@ def _unchanged(hidden: Array, injected: Array) -> Array:
 
 
 class Injection(NamedTuple):
-  """A way to inject.
+  """How the prelude's output e enters each loop of the core.
 
   Attributes:
     make: (width, init, precision=, rngs=) -> the function (h, e) -> the input

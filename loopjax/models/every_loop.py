@@ -85,7 +85,7 @@ def measured(
     "loss", cross-entropy of the targets, f32 [B, T], nats; "prediction", i32
     [B, T]; and the statistics of `state`.
   """
-  table, how = model.readout_table(), token_losses.of_model(model)
+  table, how = model.readout_table(), token_losses.readout_options(model)
   tokens = token_losses.read_out(hidden, table, targets, **how)
   scores = {"loss": tokens.losses, "prediction": tokens.predicted}
   return {**scores, **state(before, after)}

@@ -181,7 +181,7 @@ def loss(
   """
   del step, teacher  # No schedule, no teacher.
   config, documents = model.config, batch.get("documents")
-  readout = token_losses.of_model(model)
+  readout = token_losses.readout_options(model)
   has_exits = config.exit_gate in ("joint", "alone")
   trace = ("hidden",) if has_exits else ()
   keys = by_example(key, batch)

@@ -193,7 +193,7 @@ def parsed_rates(rates: tuple[str, ...]) -> list[tuple[str, float]]:
   return parsed
 
 
-def without_parameter(rates: tuple[str, ...], params: Any) -> list[str]:
+def unused_rates(rates: tuple[str, ...], params: Any) -> list[str]:
   """Those of `optim.rates` that no parameter has: "pattern=factor".
 
   The first pattern that matches a parameter's path is the parameter's.
@@ -214,7 +214,7 @@ def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
   factors = [factor for _, factor in parsed_rates(rates)]
 
   def init(params: Any) -> optax.EmptyState:
-    unused = without_parameter(rates, params)
+    unused = unused_rates(rates, params)
     # `optax.tree.map_params` calls this without parameters.
     if unused and jax.tree.leaves(params):
       raise UserError(f"optim.rates: {unused[0]!r} applies to no parameter")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -208,8 +207,7 @@ def cache_bytes(
         model, 1, max_tokens, num_loops=loops, kind=kind
       )
 
-    buffers = jax.tree.leaves(jax.eval_shape(make, params))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in buffers)
+    return room.num_bytes(jax.eval_shape(make, params))
 
   by_token = size(2) - size(1)
   return by_token, size(1) - by_token

@@ -105,7 +105,7 @@ def residual_bytes(
   kept = jax.eval_shape(
     residuals, params, batch, one, carried.shared, of_teacher
   )
-  return _num_bytes(kept)
+  return num_bytes(kept)
 
 
 def _kept(
@@ -132,14 +132,14 @@ def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
     lambda key: fresh.fresh_state(settings, tx, key), jax.random.key(0)
   )
   ways = mesh.shape["fsdp"] * mesh.shape["tensor"]
-  others = _num_bytes(state.params)
+  others = num_bytes(state.params)
   if state.base:
-    others += 2 * _num_bytes(
+    others += 2 * num_bytes(
       jax.eval_shape(
         lambda state: lora.adapted(state.base, state.params, 1.0), state
       )
     )
-  return (_num_bytes(state) + others) / ways
+  return (num_bytes(state) + others) / ways
 
 
 def gathering(
@@ -194,6 +194,7 @@ def _memory(mesh: Mesh) -> int | None:
   return stats.get("bytes_limit") if stats else None
 
 
-def _num_bytes(tree: Any) -> int:
+def num_bytes(tree: Any) -> int:
+  """Bytes of arrays or abstract arrays."""
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)

@@ -18,7 +18,7 @@ from loopjax.types import Dataset
 
 
 class Scored(NamedTuple):
-  """A scored model.
+  """What a `Finish` gets: a model whose final scores are there.
 
   Attributes:
     program: the run's program.

@@ -82,7 +82,7 @@ class Attribute(NamedTuple):
   """An attribute of a person, with its phrases and question.
 
   Attributes:
-    kinds: kinds of the tokens of a value, keys of `words.VALUES`.
+    kinds: kinds of the tokens of a value, keys of VALUES.
     phrases: possible texts between the subject and the value.
     question: texts before and after the name.
   """
