@@ -91,11 +91,7 @@ class Model:
     return nnx.merge(self.graphdef, self.params)
 
   def logits(
-    self,
-    tokens: Any,
-    *,
-    num_loops: int | None = None,
-    documents: Any = None,
+    self, tokens: Any, *, num_loops: int | None = None, documents: Any = None
   ) -> Array:
     """Logits of the predicted tokens, f32 [T, V] or [B, T, V].
 

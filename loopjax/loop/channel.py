@@ -136,10 +136,7 @@ class MixedChannel(nnx.Module):
   """
 
   def __init__(
-    self,
-    decode: SoftDecoder,
-    gate: FixedGate | LearnedGate,
-    epsilon: float,
+    self, decode: SoftDecoder, gate: FixedGate | LearnedGate, epsilon: float
   ):
     self.decode, self.gate, self.epsilon = decode, gate, epsilon
 

@@ -77,11 +77,7 @@ def repeat(
   if not num_steps:
     return carry
   carry, _, _ = run_loop(
-    lambda carry, _: (fn(carry), None),
-    carry,
-    num_steps,
-    kind=kind,
-    remat=remat,
+    lambda carry, _: (fn(carry), None), carry, num_steps, kind=kind, remat=remat
   )
   return carry
 

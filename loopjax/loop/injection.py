@@ -54,12 +54,7 @@ class Diagonal(nnx.Module):
   """
 
   def __init__(
-    self,
-    width: int,
-    orthogonal: bool,
-    *,
-    precision: Precision,
-    rngs: nnx.Rngs,
+    self, width: int, orthogonal: bool, *, precision: Precision, rngs: nnx.Rngs
   ):
     self.A_log = nnx.Param(jnp.zeros(width, precision.params))
     # The inverse of softplus.

@@ -24,14 +24,7 @@ from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
 from loopjax.protocols import AnyTeacher, Exits, Family, Reading
-from loopjax.types import (
-  Array,
-  Batch,
-  LoopOptions,
-  Metrics,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import Array, Batch, LoopOptions, Metrics, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 EXIT_GATES = ("none", "joint", "alone", "unused")

@@ -31,13 +31,7 @@ from loopjax.nn.attention.window import WindowCache
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.keys import fold_in
 from loopjax.protocols import Family, Reading
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 
@@ -374,7 +368,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   return {
     "flops_per_example": [
       head + first * (loop + 1) + more * loop for loop in range(num_loops)
-    ],
+    ]
   }
 
 

@@ -48,12 +48,7 @@ class ConvSwiGLU(nnx.Module):
   """
 
   def __init__(
-    self,
-    width: int,
-    hidden_width: int,
-    *,
-    precision: Precision,
-    rngs: nnx.Rngs,
+    self, width: int, hidden_width: int, *, precision: Precision, rngs: nnx.Rngs
   ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     self.gate = linear.linear(width, hidden_width, **shared)

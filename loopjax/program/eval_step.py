@@ -8,11 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.losses import tokens as token_losses
-from loopjax.types import (
-  Array,
-  Batch,
-  TokenScores,
-)
+from loopjax.types import Array, Batch, TokenScores
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:

@@ -166,9 +166,7 @@ def gathering(
   return "weights" if weights <= free else "use"
 
 
-def _gathered_bytes(
-  settings: config_lib.Settings,
-) -> tuple[int, int]:
+def _gathered_bytes(settings: config_lib.Settings) -> tuple[int, int]:
   """Bytes of gathered parameters, and of unreduced gradients.
 
   Gradients are sums over microbatches and over loops, each stored twice because

@@ -173,9 +173,7 @@ def train_step(
 
 
 def _objective(
-  loss_fn: Any,
-  graphdef: nnx.GraphDef,
-  teacher_graphdef: nnx.GraphDef | None,
+  loss_fn: Any, graphdef: nnx.GraphDef, teacher_graphdef: nnx.GraphDef | None
 ) -> Any:
   """The family's `loss` as a function of parameters, for `gradients`."""
 

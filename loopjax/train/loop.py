@@ -206,10 +206,7 @@ def no_better(
 
 @jax.transfer_guard("allow")
 def _evaluate(
-  context: RunContext,
-  state: step.TrainState,
-  at: int,
-  writer: metrics.Writer,
+  context: RunContext, state: step.TrainState, at: int, writer: metrics.Writer
 ) -> None:
   """Evaluates during training and records the score of the checkpoint."""
   settings = context.program.settings

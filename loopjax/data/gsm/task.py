@@ -24,7 +24,6 @@ Floors are scores of heuristics that do not solve the problem.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -403,7 +402,7 @@ RULES = ("most_frequent", "lone_constant", "sum_of_constants")
 _CHUNK = 128  # Examples in memory at once.
 
 
-def exact_match(
+def floors_of(
   config: Config, make: Callable[[np.ndarray], Mapping[str, np.ndarray]]
 ) -> dict[str, float]:
   """Floors over all evaluation examples, not only this process's.
@@ -491,9 +490,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, spec(config).sequence_length)
 
@@ -517,7 +514,7 @@ def make_dataset(
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
     digit or END is next; other targets are 0. The facts of the test split
-    include the scores of simple rules on it (`exact_match`).
+    include the scores of simple rules on it (`floors_of`).
   """
   if split == "train":
     stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
@@ -550,7 +547,7 @@ def make_dataset(
     facts={
       f"{split}_examples": config.num_eval_examples,
       **(
-        exact_match(config, lambda i: make_evaluation(i, i))
+        floors_of(config, lambda i: make_evaluation(i, i))
         if split == "test"
         else {}
       ),

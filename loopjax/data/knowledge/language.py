@@ -256,8 +256,7 @@ def questions(
   _, before, after = _tables()
   mark = np.full((len(names), 1), vocabulary().words["?"])
   tokens = np.concatenate(
-    [before[attributes], names, after[attributes], mark, values],
-    axis=1,
+    [before[attributes], names, after[attributes], mark, values], axis=1
   )
   width = tokens.shape[1]
   return tokens, np.arange(width) >= width - NUM_VALUE_TOKENS

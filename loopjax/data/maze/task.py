@@ -262,9 +262,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, config.size**2)
 
@@ -407,8 +405,6 @@ def _leads(inputs: Array, marked: Array) -> Array:
 
   start = (inputs == START).reshape(cells)
   reached, _ = jax.lax.while_loop(
-    lambda carry: jnp.any(carry[0] != carry[1]),
-    body,
-    (spread(start), start),
+    lambda carry: jnp.any(carry[0] != carry[1]), body, (spread(start), start)
   )
   return jnp.any(reached & goal, axis=(1, 2))

@@ -7,7 +7,6 @@ chains of graph A and none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -231,9 +230,7 @@ def make_dataset(
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch; T fits the longest question."""
   return pipeline.abstract_rows(batch_size, config.sequence_length)
 
@@ -308,10 +305,7 @@ def _splits(config: Config) -> tuple[chains.Graph, dict[str, np.ndarray]]:
   """Both graphs and all splits; identical in every process."""
   facts = make_graph(config)
   splits = chains.make_splits(
-    facts,
-    config.num_train_chains,
-    config.num_test_chains,
-    config.split_seed,
+    facts, config.num_train_chains, config.num_test_chains, config.split_seed
   )
   return facts, splits
 

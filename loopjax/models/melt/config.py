@@ -230,5 +230,5 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     "flops_per_example": [
       head + per_layer * config.num_layers * (loop + 1)
       for loop in range(num_loops)
-    ],
+    ]
   }

@@ -275,8 +275,7 @@ def _padded(seen: _Seen, *arrays: Array) -> list[Array]:
   tokens = _TOKENS if seen.bias else 1
   return [
     jnp.pad(
-      x,
-      ((0, 0), (0, -x.shape[1] % tokens), (0, 0), (0, -x.shape[3] % _WIDTH)),
+      x, ((0, 0), (0, -x.shape[1] % tokens), (0, 0), (0, -x.shape[3] % _WIDTH))
     )
     for x in arrays
   ]
