@@ -32,7 +32,7 @@ import numpy as np
 from absl import app, flags
 from flax import nnx
 
-from loopjax.loop.channel import decode_embed
+from loopjax.kernels.decode_embed import decode_embed
 from loopjax.models import MODELS
 from loopjax.run import provenance
 from loopjax.types import LoopOptions, TaskSpec

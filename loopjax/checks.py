@@ -32,17 +32,17 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
     raise UserError("\n".join(wrong.values()), moot)
 
 
-def recorded(there: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def recorded(traces: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
   """The traces of these names; raises UserError if a model lacks one."""
   if isinstance(names, str):
     raise UserError(f"trace={names!r} must be names: ({names!r},)")
   for name in names:
-    if name not in there:
+    if name not in traces:
       raise UserError(
         f"trace {name!r} is not recorded; the model's loops record"
-        f" {', '.join(there)}"
+        f" {', '.join(traces)}"
       )
-  return {name: there[name] for name in names}
+  return {name: traces[name] for name in names}
 
 
 def plain_values(section: str, record: Any) -> None:

@@ -76,7 +76,7 @@ def distill(
 def decode_embed(
   hidden, table, head=None, *, temperature=1.0, top_k=0, num_padding_tokens=0
 ):
-  """As `loop.channel.decode_embed`."""
+  """As `kernels.decode_embed.decode_embed`."""
   head = table if head is None else head
   logits = _logits(hidden, head, num_padding_tokens, temperature, -jnp.inf)
   if not top_k:

@@ -208,7 +208,7 @@ def _of_rows(
     model.readout_input(hidden),
     model.readout_table(),
     rows,
-    **token_losses.of_model(model),
+    **token_losses.readout_options(model),
   )
   first = model.embed(rows["inputs"], None)[None]
   hidden = hidden[:num_loops]
@@ -386,7 +386,7 @@ def _read_tokens(
     jnp.swapaxes(hidden, 0, 1)[None],
     model.readout_table(),
     {"targets": targets},
-    **token_losses.of_model(model),
+    **token_losses.readout_options(model),
   )
   return losses[0], loops.T
 

@@ -242,7 +242,7 @@ def _check_trained(settings: Settings) -> None:
   if how:
     key = jax.random.key(0)
     _, params = jax.eval_shape(lambda x: lora.split(x, how, key), params)
-  unused = parameters.without_parameter(rates, params)
+  unused = parameters.unused_rates(rates, params)
   if unused:
     kept = tuple(one for one in rates if one not in unused)
     causes = (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 Rows = np.ndarray
+Shapes = dict[str, jax.ShapeDtypeStruct]  # Of a batch, by entry.
 _ROUNDS = 4  # Rounds of the shuffling cipher, as in Grain's own shuffle.
 
 
@@ -31,7 +32,7 @@ def abstract_rows(
   *,
   integers: tuple[str, ...] = (),
   floats: tuple[str, ...] = (),
-) -> dict[str, jax.ShapeDtypeStruct]:
+) -> Shapes:
   """Shapes and dtypes of a batch of rows, all [batch_size, length].
 
   Args:

@@ -167,7 +167,6 @@ class _Writer:
       max_new_tokens=self._max_new_tokens,
       sampling=dataclasses.replace(flags.sampling, seed=seed),
       stop_tokens=self._language_model.stop_tokens,
-      num_loops=0,
       exit_threshold=flags.exit_threshold,
       draft_loops=flags.draft_loops,
       prefill_loops=flags.prefill_loops,

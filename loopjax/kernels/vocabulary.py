@@ -113,6 +113,24 @@ def put_rows(folded: Array, new: Array, chunk: Array) -> Array:
   )
 
 
+def add_logits(top: Array, total: Array, logits: Array) -> tuple[Array, ...]:
+  """Online softmax (arXiv 1805.02867): a chunk's logits join the sums so far.
+
+  Args:
+    top: the largest logit so far, [...]; -inf before the first chunk.
+    total: the sum of exp(logit - top), [...].
+    logits: the chunk's, [..., C].
+
+  Returns:
+    (the new top and total, the chunk's terms exp(logit - top) [..., C], and the
+    factor of all earlier terms [...]).
+  """
+  higher = jnp.maximum(top, jnp.max(logits, axis=-1))
+  terms = jnp.exp(logits - higher[..., None])
+  fade = jnp.exp(top - higher)
+  return higher, total * fade + jnp.sum(terms, axis=-1), terms, fade
+
+
 def logits(hidden: Array, folded: Array, chunk: Array) -> tuple[Array, Array]:
   """Logits [..., C] of a chunk of a folded table, and the ids of their tokens.
 

@@ -38,24 +38,24 @@ def setting(name: str, value: Any) -> Any:
   return ",".join(paths) if paths else value
 
 
-def loops(settings: config_lib.Settings, given: Any, default: int) -> int:
+def loops(settings: config_lib.Settings, num_loops: Any, default: int) -> int:
   """The number of loops to run; raises UserError unless the model can."""
-  number = integer("num_loops", default if given is None else given, 1)
+  number = integer("num_loops", default if num_loops is None else num_loops, 1)
   config_lib.check_loops(settings, number, f"num_loops={number}")
   return number
 
 
-def ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
+def ids(settings: config_lib.Settings, name: str, value: Any) -> Array:
   """Token ids [B, T]; raises UserError if the model lacks them."""
-  found = _integers(name, given)
+  array = _integers(name, value)
   spec = settings.spec
-  if settings.reads_whole_rows and found.shape[1] != spec.sequence_length:
+  if settings.reads_whole_rows and array.shape[1] != spec.sequence_length:
     raise UserError(
       f"{name}: {settings.model_name!r} expects rows of {spec.sequence_length}"
-      f" tokens, not {found.shape[1]}"
+      f" tokens, not {array.shape[1]}"
     )
-  if found.size and not isinstance(found, jax.core.Tracer):
-    low, high = int(found.min()), int(found.max())
+  if array.size and not isinstance(array, jax.core.Tracer):
+    low, high = int(array.min()), int(array.max())
     if low < 0 or high >= spec.vocab_size:
       hint = ""
       if name == "targets" and low < 0:
@@ -64,11 +64,11 @@ def ids(settings: config_lib.Settings, name: str, given: Any) -> Array:
         f"{name}: ids from {low} to {high} are not in [0, {spec.vocab_size})"
         + hint
       )
-  return jnp.asarray(found, jnp.int32)
+  return jnp.asarray(array, jnp.int32)
 
 
 def documents(
-  settings: config_lib.Settings, given: Any, shape: tuple[int, ...]
+  settings: config_lib.Settings, value: Any, shape: tuple[int, ...]
 ) -> Array:
   """Numbers of documents, i32 [B, T], see `TaskSpec.packs_documents`.
 
@@ -80,51 +80,51 @@ def documents(
       "documents has no effect: a row of the task"
       f" {settings.plain['task']['name']!r} is one document"
     )
-  found = _integers("documents", given)
-  _check_shape("documents", found, shape)
-  return jnp.asarray(found, jnp.int32)
+  array = _integers("documents", value)
+  _check_shape("documents", array, shape)
+  return jnp.asarray(array, jnp.int32)
 
 
 def batch(
   settings: config_lib.Settings,
-  given: Batch,
+  data: Batch,
   first: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
   """A batch with all that a loss reads, of the same shapes as the first."""
-  if not isinstance(given, Mapping):
-    if isinstance(given, str) or len(given) != 2:
+  if not isinstance(data, Mapping):
+    if isinstance(data, str) or len(data) != 2:
       raise UserError("a batch is (inputs, targets), or a dict that has them")
-    given = dict(zip(("inputs", "targets"), given, strict=True))
-  found = {}
+    data = dict(zip(("inputs", "targets"), data, strict=True))
+  arrays = {}
   for name in ("inputs", "targets"):
-    if name not in given:
+    if name not in data:
       raise UserError(f"a batch needs {name!r}, token ids [B, T]")
-    found[name] = ids(settings, name, given[name])
-  found |= {k: jnp.asarray(x) for k, x in given.items() if k not in found}
-  shape = found["targets"].shape
-  found.setdefault("weights", jnp.ones(shape))
-  found["weights"] = found["weights"].astype(jnp.float32)
+    arrays[name] = ids(settings, name, data[name])
+  arrays |= {k: jnp.asarray(x) for k, x in data.items() if k not in arrays}
+  shape = arrays["targets"].shape
+  arrays.setdefault("weights", jnp.ones(shape))
+  arrays["weights"] = arrays["weights"].astype(jnp.float32)
   for name in ("inputs", "weights"):
-    _check_shape(name, found[name], shape)
-  if settings.spec.packs_documents or "documents" in found:
-    one = jnp.ones(shape, jnp.int32)
-    found["documents"] = documents(settings, found.get("documents", one), shape)
+    _check_shape(name, arrays[name], shape)
+  if settings.spec.packs_documents or "documents" in arrays:
+    numbers = arrays.get("documents", jnp.ones(shape, jnp.int32))
+    arrays["documents"] = documents(settings, numbers, shape)
   if first and first["targets"].shape != shape:
     raise UserError(
       f"a batch of shape {shape} after one of {first['targets'].shape}"
     )
-  return found
+  return arrays
 
 
-def _integers(name: str, given: Any) -> Any:
+def _integers(name: str, value: Any) -> Any:
   """An integer array [B, T]; raises UserError if it is another one."""
-  found = given if isinstance(given, jax.Array) else np.asarray(given)
-  if found.ndim != 2 or not jnp.issubdtype(found.dtype, jnp.integer):
+  array = value if isinstance(value, jax.Array) else np.asarray(value)
+  if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.integer):
     raise UserError(
-      f"{name} of shape {found.shape} and dtype {found.dtype} are invalid:"
+      f"{name} of shape {array.shape} and dtype {array.dtype} are invalid:"
       " expected integer ids [B, T]"
     )
-  return found
+  return array
 
 
 def _check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:

@@ -73,8 +73,8 @@ def evaluate(
   loops = checked.loops(here, num_loops, here.eval_loops)
   if isinstance(dataset, str) and dataset in ("validation", "test"):
     program = _program(_of_task(here, settings), loops, here.eval.batch_size)
-    found = train.make_datasets(program.settings, program.mesh, [dataset])
-    evaluator, whole = evaluate_lib.make_evaluator(program, found), dataset
+    datasets = train.make_datasets(program.settings, program.mesh, [dataset])
+    evaluator, whole = evaluate_lib.make_evaluator(program, datasets), dataset
   elif not isinstance(dataset, grain.MapDataset) or "valid" not in dataset[0]:
     raise UserError(
       "evaluate expects an evaluation split: 'validation', 'test' or"
@@ -102,9 +102,9 @@ def _of_task(
   config_lib.override(config, flatten(plain))
   named = {f"task.{k}": checked.setting(k, x) for k, x in changes.items()}
   config_lib.set_by_user(config, named)
-  found = config_lib.resolve(config)
-  score.check_tokens(plain["task"], found)
-  return found
+  changed = config_lib.resolve(config)
+  score.check_tokens(plain["task"], changed)
+  return changed
 
 
 def _program(

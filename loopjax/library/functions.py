@@ -109,15 +109,15 @@ def loss(
       f"{settings.model_name!r} carries state from step to step; use Model.fit"
     )
   arrays = {"targets": targets, "weights": weights, "documents": documents}
-  given = {name: x for name, x in arrays.items() if x is not None}
-  if targets is None and given:
+  beside = {name: x for name, x in arrays.items() if x is not None}
+  if targets is None and beside:
     raise UserError(
-      f"loss: {', '.join(given)} beside a batch; put it into the batch's dict"
+      f"loss: {', '.join(beside)} beside a batch; put it into the batch's dict"
     )
-  if isinstance(inputs, Mapping) and given:
+  if isinstance(inputs, Mapping) and beside:
     raise UserError("loss: pass a dict, or inputs and targets, not both")
   batch = checked.batch(
-    settings, inputs if targets is None else {"inputs": inputs, **given}
+    settings, inputs if targets is None else {"inputs": inputs, **beside}
   )
   batch["mean_weight"] = jnp.mean(batch["weights"])
   key = jax.random.key(0) if key is None else key
@@ -172,15 +172,15 @@ def datasets(
   named = {f"task__{name}": value for name, value in settings.items()}
   config = _config("transformer", task, named)
   record: Any = config_lib.record("task", dict(config.task))
-  module, found = TASKS[task], {}
+  module, splits = TASKS[task], {}
   for split in SPLITS:
     dataset = module.make_dataset(
       record, split, batch_size=batch_size, seed=seed
     )
-    found[split] = Split(
+    splits[split] = Split(
       check_dataset(module, record, split, batch_size, dataset)
     )
-  return found
+  return splits
 
 
 def _config(

@@ -91,11 +91,7 @@ class Model:
     return nnx.merge(self.graphdef, self.params)
 
   def logits(
-    self,
-    tokens: Any,
-    *,
-    num_loops: int | None = None,
-    documents: Any = None,
+    self, tokens: Any, *, num_loops: int | None = None, documents: Any = None
   ) -> Array:
     """Logits of the predicted tokens, f32 [T, V] or [B, T, V].
 
@@ -131,13 +127,13 @@ class Model:
     Raises:
       UserError: the family has no such record; or as in `logits`.
     """
-    there = self.about.settings.family.traces
+    supported = self.about.settings.family.traces
     for name in names:
-      if name not in there:
-        raise UserError(f"trace {name!r} is not one of {', '.join(there)}")
+      if name not in supported:
+        raise UserError(f"trace {name!r} is not one of {', '.join(supported)}")
     if not names:
       raise UserError(
-        f"pass the names of the traces to record: {', '.join(there)}"
+        f"pass the names of the traces to record: {', '.join(supported)}"
       )
     return self._run(tokens, num_loops, documents, names)[1]
 
@@ -167,9 +163,9 @@ class Model:
     return logits[0], jax.tree.map(lambda x: x[:, 0], trace)
 
 
-def _array(given: Any) -> Any:
+def _array(x: Any) -> Any:
   """An array of the host or, if it already is there, of the device."""
-  return given if isinstance(given, jax.Array) else np.asarray(given)
+  return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

@@ -48,12 +48,12 @@ def table(
       averaged differ in another setting.
   """
   places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-  found = records.read(places)
-  records.say_incomplete(found)
+  read = records.read(places)
+  records.say_incomplete(read)
   rows, columns = _names(rows), _names(columns)
   if not (rows or columns):
-    return records.records(found, _names(metrics))
-  return records.pivot(found, _names(metrics), rows, columns).records()
+    return records.records(read, _names(metrics))
+  return records.pivot(read, _names(metrics), rows, columns).records()
 
 
 def run_sweep(
@@ -95,14 +95,14 @@ def run_sweep(
     of_config = items_lib.load_sweeps(file)
   else:
     name, recorded = _OWN, ""  # No command runs a list again.
-    own = {name: list(items)}
-    of_config = lambda _: own  # noqa: E731
+    by_name = {name: list(items)}
+    of_config = lambda _: by_name  # noqa: E731
 
   def sweeps(config: Any) -> dict[str, Any]:
-    there = dict(of_config(config))
-    if name in there:
-      there[name] = _with_seeds(there[name], seeds)
-    return there
+    sweep_items = dict(of_config(config))
+    if name in sweep_items:
+      sweep_items[name] = _with_seeds(sweep_items[name], seeds)
+    return sweep_items
 
   base = naming.workdir(file, (), config_lib.to_dict(parsed.config))
   place = local_path(workdir or f"{base}-{name}")
@@ -119,18 +119,18 @@ def _with_seeds(
   items: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
   """Each item with each seed."""
-  found = [dict(item) for item in items]
+  copies = [dict(item) for item in items]
   if not len(seeds):
-    return found
-  for item in found:
+    return copies
+  for item in copies:
     if "run.seed" in item:
       raise UserError("seeds has no effect: the items set run.seed")
     if any(isinstance(x, config_lib.WorkdirOf) for x in item.values()):
       raise UserError(
         "seeds: items that start from each other need their own run.seed"
       )
-  return config_lib.product(found, config_lib.axis("run.seed", *seeds))
+  return config_lib.product(copies, config_lib.axis("run.seed", *seeds))
 
 
-def _names(given: str | Sequence[str]) -> list[str]:
-  return [given] if isinstance(given, str) and given else list(given)
+def _names(names: str | Sequence[str]) -> list[str]:
+  return [names] if isinstance(names, str) and names else list(names)

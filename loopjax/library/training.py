@@ -189,13 +189,13 @@ def _checked(loss: Loss, carries: bool) -> Loss:
   """The objective with "loss" in its metrics; UserError for other results."""
 
   def checked_loss(*arguments: Any) -> tuple[Array, Metrics]:
-    found = loss(*arguments)
-    if not _is_result(found):
+    result = loss(*arguments)
+    if not _is_result(result):
       raise UserError(
         "loss must return (loss, metrics), a floating-point scalar and a dict,"
-        f" not {found!r:.80}"
+        f" not {result!r:.80}"
       )
-    value, metrics = found
+    value, metrics = result
     if carries and "carried" not in metrics:
       raise UserError(
         "loss: this family carries state from step to step; metrics need"
@@ -206,15 +206,15 @@ def _checked(loss: Loss, carries: bool) -> Loss:
   return checked_loss
 
 
-def _is_result(found: Any) -> bool:
+def _is_result(result: Any) -> bool:
   """Whether an objective returned (loss, metrics)."""
   return (
-    isinstance(found, tuple)
-    and len(found) == 2
-    and isinstance(found[0], jax.Array)
-    and found[0].ndim == 0
-    and jnp.issubdtype(found[0].dtype, jnp.floating)
-    and isinstance(found[1], Mapping)
+    isinstance(result, tuple)
+    and len(result) == 2
+    and isinstance(result[0], jax.Array)
+    and result[0].ndim == 0
+    and jnp.issubdtype(result[0].dtype, jnp.floating)
+    and isinstance(result[1], Mapping)
   )
 
 
@@ -277,10 +277,10 @@ def _check_finite(bad: step.BadSteps) -> None:
 
 def _means(kept: list[Metrics]) -> dict[str, float]:
   """Means of the metrics that are scalars."""
-  found = jax.device_get(kept)
+  rows = jax.device_get(kept)
   return {
-    name: float(np.mean([one[name] for one in found]))
-    for name, value in found[-1].items()
+    name: float(np.mean([one[name] for one in rows]))
+    for name, value in rows[-1].items()
     if np.ndim(value) == 0
   }
 

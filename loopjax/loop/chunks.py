@@ -92,7 +92,7 @@ def run(
 def _forward(options, params, inputs, constants, history):
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
   by_chunk = jnp.arange(num_chunks), inputs, constants
-  found = []
+  parts = []
   for stage in _stages(num_chunks, size):
 
     def step(history, chunk, stage=stage):
@@ -102,8 +102,8 @@ def _forward(options, params, inputs, constants, history):
       return _put(history, rows, first), outputs
 
     history, outputs = jax.lax.scan(step, history, stage.of(by_chunk))
-    found.append(outputs)
-  outputs = _joined(found)
+    parts.append(outputs)
+  outputs = _joined(parts)
   return (outputs, history), (params, inputs, constants, history)
 
 
@@ -164,14 +164,14 @@ def _backward(options, residuals, cotangents):
 
   carry = jax.tree.map(jnp.zeros_like, params), d_history
   by_chunk = jnp.arange(num_chunks), inputs, constants, d_outputs
-  found = []
+  parts = []
   for stage in reversed(_stages(num_chunks, size)):
     carry, d_inputs = jax.lax.scan(
       functools.partial(step, stage), carry, stage.of(by_chunk), reverse=True
     )
-    found.insert(0, d_inputs)
+    parts.insert(0, d_inputs)
   none = jax.tree.map(jnp.zeros_like, history)
-  return carry[0], _joined(found), None, none
+  return carry[0], _joined(parts), None, none
 
 
 run.defvjp(_forward, _backward)
@@ -233,11 +233,11 @@ def _stages(num_chunks: int, size: int) -> list[_Stage]:
   ]
 
 
-def _joined(found: list[Any]) -> Any:
+def _joined(parts: list[Any]) -> Any:
   """Concatenates the stages' results, arrays by chunk."""
-  if len(found) == 1:
-    return found[0]
-  return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+  if len(parts) == 1:
+    return parts[0]
+  return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
 def _plus_first(whole: Array, part: Array) -> Array:

@@ -43,10 +43,12 @@ def probabilities(
     sigma: standard deviation of log(rate).
     max_loops: larger depths are reduced to this; 0 for no maximum.
   """
-  found = DEPTHS[kind](mean, sigma, max_loops)
-  if max_loops and len(found) > max_loops:
-    found = np.append(found[: max_loops - 1], found[max_loops - 1 :].sum())
-  return found / found.sum()
+  chances = DEPTHS[kind](mean, sigma, max_loops)
+  if max_loops and len(chances) > max_loops:
+    chances = np.append(
+      chances[: max_loops - 1], chances[max_loops - 1 :].sum()
+    )
+  return chances / chances.sum()
 
 
 def _fixed(mean: float, sigma: float, max_loops: int) -> np.ndarray:
@@ -61,9 +63,9 @@ def _uniform(mean: float, sigma: float, max_loops: int) -> np.ndarray:
 
 def _poisson(mean: float, sigma: float, max_loops: int) -> np.ndarray:
   del sigma
-  found = _mixture(np.array([mean]), np.ones(1), max_loops)
+  chances = _mixture(np.array([mean]), np.ones(1), max_loops)
   # A depth of 0 becomes 1.
-  return np.append(found[0] + found[1], found[2:])
+  return np.append(chances[0] + chances[1], chances[2:])
 
 
 def _poisson_lognormal(mean: float, sigma: float, max_loops: int) -> np.ndarray:
@@ -87,12 +89,12 @@ def _mixture(
 ) -> np.ndarray:
   """A mixture of Poisson distributions, truncated at a tail of `_TAIL`."""
   num = 64
-  while (found := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
+  while (chances := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
     if max_loops and num > max_loops:  # The whole tail goes here.
-      found[-1] += 1 - found.sum()
+      chances[-1] += 1 - chances.sum()
       break
     num *= 2
-  return found[: 1 + np.searchsorted(np.cumsum(found), 1 - _TAIL)]
+  return chances[: 1 + np.searchsorted(np.cumsum(chances), 1 - _TAIL)]
 
 
 def _counts(rates: np.ndarray, num: int) -> np.ndarray:
@@ -111,9 +113,9 @@ def calibrated(
   low, high = 1e-3, 8.0 * mean
   for _ in range(80):
     middle = (low + high) / 2
-    found = expected(probabilities(kind, middle, sigma, max_loops))
-    low, high = (middle, high) if found < mean else (low, middle)
-  if abs(found - mean) > 1e-3:
+    depth = expected(probabilities(kind, middle, sigma, max_loops))
+    low, high = (middle, high) if depth < mean else (low, middle)
+  if abs(depth - mean) > 1e-3:
     raise UserError(
       f"model.max_loops={max_loops} allows no distribution with mean {mean}"
     )
@@ -237,17 +239,17 @@ def run(
 
   def before(n: Array, carry: Carry) -> Carry:
     index = jnp.broadcast_to(n, depth.shape)
-    return driver.chosen(n < cut, step_fn(fixed, carry, index), carry)
+    return driver.tree_where(n < cut, step_fn(fixed, carry, index), carry)
 
   after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
   # Rows without earlier loops keep the gradient to their initial carry.
-  carry = driver.chosen(cut > 0, after, carry)
+  carry = driver.tree_where(cut > 0, after, carry)
 
   # Steps that no row needs run too: with a `cond`, the backward pass would
   # store the weights for every loop.
   def last(carry: Carry, n: Array) -> tuple[Carry, None]:
     new = step_fn(shared, carry, cut + n)
-    return driver.chosen(n < depth, new, carry), None
+    return driver.tree_where(n < depth, new, carry), None
 
   return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]
 
@@ -273,7 +275,7 @@ def run_all(
   def loop(shared: Any, carry: Carry, n: Array) -> Carry:
     def one(carry: Carry) -> Carry:
       index = jnp.broadcast_to(n, depth.shape)
-      return driver.chosen(n < depth, step_fn(shared, carry, index), carry)
+      return driver.tree_where(n < depth, step_fn(shared, carry, index), carry)
 
     return jax.lax.cond(n < jnp.max(depth), one, lambda carry: carry, carry)
 

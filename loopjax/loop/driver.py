@@ -77,11 +77,7 @@ def repeat(
   if not num_steps:
     return carry
   carry, _, _ = run_loop(
-    lambda carry, _: (fn(carry), None),
-    carry,
-    num_steps,
-    kind=kind,
-    remat=remat,
+    lambda carry, _: (fn(carry), None), carry, num_steps, kind=kind, remat=remat
   )
   return carry
 
@@ -190,7 +186,7 @@ def run_implicit(
   return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 
-def chosen(where: Array, new: Carry, old: Carry) -> Carry:
+def tree_where(where: Array, new: Carry, old: Carry) -> Carry:
   """`new` where the condition, a scalar or [B], holds, else `old`.
 
   Args:

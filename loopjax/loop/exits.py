@@ -148,7 +148,7 @@ def after_loop(
     rule: the rule to apply, `policy.rule` or "fixed".
     state: the state before the loop.
     evidence: what the rule compares with the threshold, f32 [B]: the gate's
-      logit, `relative_change`, or the result of `of_read_out`.
+      logit, `relative_change`, or the result of `read_out_evidence`.
   """
   log_left, leaves = state.log_left, jnp.zeros_like(state.live)
   if rule == "gate":
@@ -203,7 +203,7 @@ def nothing_seen(rule: str, batch: int, vocab_size: int) -> Seen:
   return Seen(logits, none - 1, none)
 
 
-def of_read_out(
+def read_out_evidence(
   rule: str, seen: Seen, logits: Array, num_padding_tokens: int = 0
 ) -> tuple[Array, Seen]:
   """The evidence of a rule of READ_OUT, compared with the threshold; f32 [B].
@@ -219,10 +219,10 @@ def of_read_out(
   if rule == "entropy":
     return relative_entropy(logits, num_padding_tokens), seen
   if rule == "kl":
-    found = divergence(logits, seen.logits)
+    change = divergence(logits, seen.logits)
     first = seen.token < 0
     seen = seen._replace(logits=logits, token=jnp.zeros_like(seen.token))
-    return jnp.where(first, jnp.inf, found), seen
+    return jnp.where(first, jnp.inf, change), seen
   assert rule == "stable", rule
   token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
   times = jnp.where(token == seen.token, seen.times + 1, 1)

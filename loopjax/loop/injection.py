@@ -54,12 +54,7 @@ class Diagonal(nnx.Module):
   """
 
   def __init__(
-    self,
-    width: int,
-    orthogonal: bool,
-    *,
-    precision: Precision,
-    rngs: nnx.Rngs,
+    self, width: int, orthogonal: bool, *, precision: Precision, rngs: nnx.Rngs
   ):
     self.A_log = nnx.Param(jnp.zeros(width, precision.params))
     # The inverse of softplus.
@@ -107,7 +102,7 @@ def _unchanged(hidden: Array, injected: Array) -> Array:
 
 
 class Injection(NamedTuple):
-  """A way to inject.
+  """How the prelude's output e enters each loop of the core.
 
   Attributes:
     make: (width, init, precision=, rngs=) -> the function (h, e) -> the input

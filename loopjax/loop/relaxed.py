@@ -34,11 +34,11 @@ class Differences(nnx.Module):
     self, layers: Mapping[str, Any], num_loops: int, rank: int, key: Array
   ):
     for number, (name, leaf) in enumerate(sorted(layers.items())):
-      own = jax.random.fold_in(key, number)
+      leaf_key = jax.random.fold_in(key, number)
       if isinstance(leaf, Mapping):
-        setattr(self, name, Differences(leaf, num_loops, rank, own))
+        setattr(self, name, Differences(leaf, num_loops, rank, leaf_key))
       elif name == _MATRIX:
-        setattr(self, name, Pair(leaf, num_loops, rank, own))
+        setattr(self, name, Pair(leaf, num_loops, rank, leaf_key))
       else:
         zeros = jnp.zeros((num_loops, *leaf.shape), leaf.dtype)
         setattr(self, name, nnx.Param(zeros))

@@ -69,10 +69,10 @@ def refilled(
   """
   example = {name: batch[name] for name in ENTRIES}
   return SupervisionState(
-    driver.chosen(rows.halted, start, rows.state),
+    driver.tree_where(rows.halted, start, rows.state),
     jnp.where(rows.halted, 0, rows.steps),
     jnp.zeros_like(rows.halted),
-    driver.chosen(rows.halted, example, rows.example),
+    driver.tree_where(rows.halted, example, rows.example),
   )
 
 

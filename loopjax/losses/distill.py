@@ -2,11 +2,11 @@
 
 `distill` processes the vocabulary in chunks and has a custom backward pass.
 
-The first pass over the vocabulary finds both normalisers, by a running maximum
-and sum (online softmax, arXiv 1805.02867), the second the divergence, since M
-needs both. The backward pass keeps hidden states, normalisers and the
-student's part R of the divergence, and recomputes the logits. With the
-student's logits l (after the temperature) and a cotangent of 1,
+The first pass over the vocabulary finds both normalisers
+(`vocabulary.add_logits`), the second the divergence, since M needs both. The
+backward pass keeps hidden states, normalisers and the student's part R of the
+divergence, and recomputes the logits. With the student's logits l (after the
+temperature) and a cotangent of 1,
 
   dL/dl_v = S_v - T_v                                  for beta = 0,
   dL/dl_v = (1 - beta) S_v log(S_v / M_v) - S_v R      for 0 < beta < 1,
@@ -178,12 +178,8 @@ def _normaliser(readout: Readout, options: Options) -> Normaliser:
   hidden, _ = readout
   wide = jnp.promote_types(jnp.float32, hidden.dtype)
 
-  def step(chunk, carry):
-    top, total = carry
-    logits = _logits(readout, chunk, options)
-    higher = jnp.maximum(top, jnp.max(logits, axis=-1))
-    weights = jnp.exp(logits - higher[..., None])
-    return higher, total * jnp.exp(top - higher) + jnp.sum(weights, axis=-1)
+  def step(chunk, sums):
+    return vocabulary.add_logits(*sums, _logits(readout, chunk, options))[:2]
 
   tokens = hidden.shape[:-1]
   start = jnp.full(tokens, -jnp.inf, wide), jnp.zeros(tokens, wide)

@@ -1,12 +1,10 @@
 """Losses in nats, in float32.
 
-`token_loss` fuses logits and cross-entropy, by chunks of the vocabulary. It
-creates no array of all logits; the backward pass is written out. A running
-maximum and sum carry log sum exp from chunk to chunk (online softmax, arXiv
-1805.02867); the target's logit is in one of the chunks. The backward pass keeps
-h, that maximum and that sum, and recomputes the logits. With l = h W^T, p =
-softmax(l), and the cotangents g of the cross-entropy and z of the log
-normaliser,
+`token_loss` fuses logits and cross-entropy, by chunks of the vocabulary
+(`vocabulary.add_logits`). It creates no array of all logits; the backward pass
+is written out. It keeps h and both sums, and recomputes the logits. With
+l = h W^T, p = softmax(l), and the cotangents g of the cross-entropy and z of
+the log normaliser,
 
   dL/dl_v = (g + z) p_v - g [v = target]
   dL/dh = sum_v dL/dl_v W[v],  dL/dW[v] = sum_h dL/dl_v h.
@@ -162,12 +160,9 @@ def _empty(hidden: Array, targets: Array) -> Sums:
 
 def _add(sums: Sums, logits: Array, ids: Array, targets: Array) -> Sums:
   """The sums updated with the logits [..., C] of a chunk."""
-  top, total, picked = sums
-  higher = jnp.maximum(top, jnp.max(logits, axis=-1))
-  weights = jnp.exp(logits - higher[..., None])
-  total = total * jnp.exp(top - higher) + jnp.sum(weights, axis=-1)
-  found = jnp.where(ids == targets[..., None], logits, 0)
-  return Sums(higher, total, picked + jnp.sum(found, axis=-1))
+  top, total, _, _ = vocabulary.add_logits(sums.top, sums.total, logits)
+  of_target = jnp.where(ids == targets[..., None], logits, 0)
+  return Sums(top, total, sums.picked + jnp.sum(of_target, axis=-1))
 
 
 def _losses(sums: Sums) -> tuple[Array, Array]:
@@ -289,7 +284,7 @@ def row_means(values: Array, weights: Array) -> Array:
   return jnp.sum(values * weights, 1) / jnp.maximum(jnp.sum(weights, 1), 1e-9)
 
 
-def of_model(model: Any) -> dict[str, Any]:
+def readout_options(model: Any) -> dict[str, Any]:
   """The last arguments of `next_token` and its like, for a model."""
   return {
     "num_padding_tokens": model.spec.num_padding_tokens,
@@ -379,10 +374,12 @@ def next_token_by_loop(
   return losses
 
 
-def of_rows(model: Any, output: Output, batch: Batch) -> Array:
+def row_losses(model: Any, output: Output, batch: Batch) -> Array:
   """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
   hidden, table = jax.lax.stop_gradient((output.hidden, model.readout_table()))
-  (losses,) = next_token_by_loop(hidden[None], table, batch, **of_model(model))
+  (losses,) = next_token_by_loop(
+    hidden[None], table, batch, **readout_options(model)
+  )
   return row_means(losses, batch["weights"])
 
 
@@ -429,7 +426,7 @@ def scores(output: Output, targets: Array) -> TokenScores:
   return TokenScores(token_cross_entropy(output.logits, targets), predicted)
 
 
-def of_output(
+def output_loss(
   model: Any, output: Output, batch: Batch
 ) -> tuple[Array, Metrics]:
   """Cross-entropy of an output's predictions, weighted by token.
@@ -438,5 +435,5 @@ def of_output(
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   table = model.readout_table()
-  total, _ = next_token(output.hidden, table, batch, **of_model(model))
+  total, _ = next_token(output.hidden, table, batch, **readout_options(model))
   return total, output.loops

@@ -7,13 +7,13 @@ from loopjax.protocols import Family, Registry
 
 
 def _family(module: types.ModuleType) -> Family:
-  found = getattr(module, "FAMILY", None)
-  if not isinstance(found, Family):
+  family = getattr(module, "FAMILY", None)
+  if not isinstance(family, Family):
     raise UserError(
       f"{module.__name__} has no FAMILY; it must end with"
       " FAMILY = loopjax.protocols.Family(...)"
     )
-  return found
+  return family
 
 
 MODELS = Registry(

@@ -66,7 +66,7 @@ def advance(
   )
   places = call.metadata.places
   places = jnp.where(loops[:, None] > 0, places, cache.capacity)
-  output, cache = exiting.left(
+  output, cache = exiting.finish(
     model,
     exit_policy,
     exit_policy.rule,
@@ -103,7 +103,7 @@ def run_one(
     exit_policy.rule, len(reads), model.spec.vocab_size
   )
   begun = progress.state.loops > 0
-  hidden, state, seen = driver.chosen(
+  hidden, state, seen = driver.tree_where(
     begun,
     (progress.hidden, progress.state, progress.seen),
     (first, exits.start(reads), nothing),
@@ -117,7 +117,7 @@ def run_one(
   state = state._replace(loops=jnp.where(state.live, state.loops, 0))
   after = progress._replace(hidden=hidden, state=state, seen=seen)
   # Rows that read nothing may be within a token.
-  return hidden, cached, loops, driver.chosen(reads, after, progress)
+  return hidden, cached, loops, driver.tree_where(reads, after, progress)
 
 
 BY_DEPTH = ByDepth(between_tokens, advance)

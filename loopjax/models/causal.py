@@ -263,4 +263,4 @@ def loss(
   documents = batch.get("documents")
   keys = by_example(key, batch)
   output = model(batch["inputs"], documents=documents, keys=keys)
-  return token_losses.of_output(model, output, batch)
+  return token_losses.output_loss(model, output, batch)

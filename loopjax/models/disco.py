@@ -236,7 +236,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   return {
     "flops_per_example": [
       head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
-    ],
+    ]
   }
 
 

@@ -56,11 +56,11 @@ def record(
     hidden = (read_out or model.readout_input)(after)
     logits = linear.token_logits(hidden, model.readout_table(), padding)
     traces |= linear.prediction_and_confidence(logits)
-  found = checks.recorded(traces, names)
+  recorded = checks.recorded(traces, names)
   if targets is not None:
     assert before is not None
-    found |= measured(model, before, after, hidden, targets)
-  return stats, found
+    recorded |= measured(model, before, after, hidden, targets)
+  return stats, recorded
 
 
 def appended(records: Record, last: Record) -> Record:
@@ -85,7 +85,7 @@ def measured(
     "loss", cross-entropy of the targets, f32 [B, T], nats; "prediction", i32
     [B, T]; and the statistics of `state`.
   """
-  table, how = model.readout_table(), token_losses.of_model(model)
+  table, how = model.readout_table(), token_losses.readout_options(model)
   tokens = token_losses.read_out(hidden, table, targets, **how)
   scores = {"loss": tokens.losses, "prediction": tokens.predicted}
   return {**scores, **state(before, after)}
@@ -105,6 +105,6 @@ def state(before: Array, after: Array) -> dict[str, Array]:
   middle = jnp.mean(after, axis=1, keepdims=True)
   along = jnp.sum(after * middle, axis=-1)
   far = size * jnp.linalg.norm(middle, axis=-1)
-  found = size, change / (size + _EPSILON), along / (far + _EPSILON)
-  means = (jnp.mean(x, axis=1) for x in found)
+  values = size, change / (size + _EPSILON), along / (far + _EPSILON)
+  means = (jnp.mean(x, axis=1) for x in values)
   return dict(zip(STATE, means, strict=True))

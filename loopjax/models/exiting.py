@@ -124,12 +124,12 @@ def read(
   hidden, (cache, _), loops = run(
     model, exit_policy, rule, step, (start, cached), reads, num_loops, begun
   )
-  return left(
+  return finish(
     model, exit_policy, rule, num_loops, hidden, loops, cache, metadata
   )
 
 
-def left(
+def finish(
   model: Any,
   exit_policy: exits.ExitPolicy,
   rule: str,
@@ -247,7 +247,7 @@ def one_loop(
       logits = model.logits(new[:, -1])
     else:
       logits, cached = read_out(new, cached, live | computed)
-    evidence, seen = exits.of_read_out(
+    evidence, seen = exits.read_out_evidence(
       rule, seen, logits, model.spec.num_padding_tokens
     )
   state = exits.after_loop(exit_policy, rule, state, evidence)

@@ -15,7 +15,6 @@ from loopjax.kernels import KERNELS
 from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, post_norm, remat
-from loopjax.protocols import Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
 
@@ -125,13 +124,4 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   )
 
 
-FAMILY = Family(
-  Config=Config,
-  Model=Model,
-  loss=supervised.loss,
-  costs=costs,
-  traces=supervised.TRACES,
-  headline=supervised.HEADLINE,
-  init_carried=supervised.init_carried,
-  num_memory_tokens=supervised.num_memory_tokens,
-)
+FAMILY = supervised.family(Config, Model, costs)

@@ -24,14 +24,7 @@ from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
 from loopjax.protocols import AnyTeacher, Exits, Family, Reading
-from loopjax.types import (
-  Array,
-  Batch,
-  LoopOptions,
-  Metrics,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import Array, Batch, LoopOptions, Metrics, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 EXIT_GATES = ("none", "joint", "alone", "unused")
@@ -181,7 +174,7 @@ def loss(
   """
   del step, teacher  # No schedule, no teacher.
   config, documents = model.config, batch.get("documents")
-  readout = token_losses.of_model(model)
+  readout = token_losses.readout_options(model)
   has_exits = config.exit_gate in ("joint", "alone")
   trace = ("hidden",) if has_exits else ()
   keys = by_example(key, batch)

@@ -298,7 +298,7 @@ def loss(
   config, documents = model.config, batch.get("documents")
   keys = by_example(key, batch)
   long = model(batch["inputs"], documents=documents, keys=keys)
-  long_loss, metrics = token_losses.of_output(model, long, batch)
+  long_loss, metrics = token_losses.output_loss(model, long, batch)
   if not config.has_short():
     return long_loss, metrics
   sizes = short_trajectory(jax.random.fold_in(key, _SHORT), config.num_loops)
@@ -308,7 +308,7 @@ def loss(
     keys=fold_in(keys, _SHORT),
     step_sizes=sizes,
   )
-  short_loss, _ = token_losses.of_output(model, short, batch)
+  short_loss, _ = token_losses.output_loss(model, short, batch)
   apart = jax.lax.stop_gradient(long.hidden) - short.hidden
   consistency = token_losses.batch_mean(jnp.mean(apart**2, axis=-1), batch)
   total = (

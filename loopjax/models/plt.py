@@ -31,13 +31,7 @@ from loopjax.nn.attention.window import WindowCache
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.nn.keys import fold_in
 from loopjax.protocols import Family, Reading
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 
@@ -280,12 +274,12 @@ class Model(nnx.Module):
   ) -> tuple[Any, Any]:
     """Applies `step` to every layer, its random keys, its index, and `more`."""
     if isinstance(self.layers, nnx.List):  # See `stack.unstacked`.
-      found = []
+      records = []
       for index, layer in enumerate(self.layers):
-        own = jax.tree.map(operator.itemgetter(index), more)
-        carry, record = step(carry, (layer, None, index, *own))
-        found.append(record)
-      return carry, jax.tree.map(lambda *x: jnp.stack(x), *found)
+        of_layer = jax.tree.map(operator.itemgetter(index), more)
+        carry, record = step(carry, (layer, None, index, *of_layer))
+        records.append(record)
+      return carry, jax.tree.map(lambda *x: jnp.stack(x), *records)
     indices, keys = jnp.arange(self.config.num_layers), None
     if call.keys is not None:
       of_loop = fold_in(call.keys, loop + 1)
@@ -374,7 +368,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   return {
     "flops_per_example": [
       head + first * (loop + 1) + more * loop for loop in range(num_loops)
-    ],
+    ]
   }
 
 

@@ -20,13 +20,7 @@ from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import dropout, fold_in
 from loopjax.protocols import Exits, Family, Reading
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "mixed", "prediction", "confidence")
 
@@ -236,7 +230,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   return {
     "flops_per_example": [
       head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
-    ],
+    ]
   }
 
 

@@ -44,11 +44,11 @@ def empty_cache(
 def read(
   model: Any,
   tokens: Array,
-  cache: Cache,
+  cache: Any,
   *,
   num_loops: int | None = None,
   valid: Array | None = None,
-) -> tuple[Output, Cache]:
+) -> tuple[Output, Any]:
   """See `Reading.read`.
 
   All loops run, even if all tokens have halted: later tokens attend to the keys

@@ -14,19 +14,19 @@ from loopjax.models import looped
 _OF_TRAINING = ("dropout", "entropy_weight")
 
 
-def check(theirs: Any, own: type) -> None:
+def check(theirs: Any, config_type: type) -> None:
   """Raises UserError for a model whose computation a family does not have.
 
   Args:
     theirs: the config of the trained model.
-    own: the family's `Config`.
+    config_type: the family's `Config`.
   """
   if not isinstance(theirs, looped.Config):
     raise UserError("its model is not of the family 'looped'")
-  here = {field.name for field in dataclasses.fields(own)}
+  names = {field.name for field in dataclasses.fields(config_type)}
   for field in dataclasses.fields(theirs):
     value = getattr(theirs, field.name)
-    if field.name in here or field.name in _OF_TRAINING:
+    if field.name in names or field.name in _OF_TRAINING:
       continue
     if field.name == "loop_norm" and theirs.num_loops == 1:
       continue  # Both are the norm before the read-out.
@@ -37,27 +37,27 @@ def check(theirs: Any, own: type) -> None:
       )
 
 
-def settings(theirs: Any, own: type) -> dict[str, Any]:
+def settings(theirs: Any, config_type: type) -> dict[str, Any]:
   """The settings that a model has of the trained one that it is made from.
 
   A transformer says nothing about loops.
 
   Args:
     theirs: the config of the trained model.
-    own: the family's `Config`.
+    config_type: the family's `Config`.
 
   Raises:
     UserError: as in `check`.
   """
-  check(theirs, own)
-  here = {field.name for field in dataclasses.fields(own)}
-  found = {
+  check(theirs, config_type)
+  names = {field.name for field in dataclasses.fields(config_type)}
+  values = {
     name: value
     for name, value in dataclasses.asdict(theirs).items()
-    if name in here and name not in _OF_TRAINING
+    if name in names and name not in _OF_TRAINING
   }
   if theirs.num_loops == 1:
     for name in ("num_loops", "loop_norm"):
-      found.pop(name, None)
-  found["exit_gate"] = "none" if theirs.exit_gate == "none" else "unused"
-  return found
+      values.pop(name, None)
+  values["exit_gate"] = "none" if theirs.exit_gate == "none" else "unused"
+  return values

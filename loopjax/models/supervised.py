@@ -26,7 +26,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear, rope, shape
 from loopjax.nn.keys import by_example
 from loopjax.nn.shape import Shape
-from loopjax.protocols import AnyTeacher
+from loopjax.protocols import AnyTeacher, Family
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -38,8 +38,6 @@ from loopjax.types import (
 )
 
 TRACES = ("hidden", "prediction", "confidence", "margin")
-HEADLINE = ("segments",)
-ENTRIES = supervision.ENTRIES
 State = tuple[Array, ...]
 _HALT_WEIGHT = 0.5  # Of the halting losses, in the authors' code.
 
@@ -102,13 +100,7 @@ class Config:
 
   def block_shape(self) -> Shape:
     """The sizes of a block; raises UserError if they are invalid."""
-    return Shape(
-      self.width,
-      self.num_heads,
-      num_key_value_heads=self.num_heads,
-      head_width=shape.head_width(self.width, self.num_heads),
-      mlp_width=shape.mlp_width(self.width, self.mlp_ratio),
-    )
+    return shape.multi_head(self.width, self.num_heads, self.mlp_ratio)
 
 
 def start(num_states: int, sizes: tuple[int, int, int]) -> State:
@@ -199,11 +191,6 @@ def run(
 def _inner(kind: str) -> str:
   """How the loops inside of a segment run: none of them ends early."""
   return "unroll" if kind == "unroll" else "scan"
-
-
-def num_memory_tokens(config: Config) -> int:
-  """M, positions before the task's tokens."""
-  return config.num_memory_tokens
 
 
 def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
@@ -305,3 +292,17 @@ def costs(
     + num_forward * segment
     + 2 * with_gradient,
   }
+
+
+def family(config_type: Any, model_type: Any, costs: Any) -> Family:
+  """The `Family` of a model with deep supervision."""
+  return Family(
+    Config=config_type,
+    Model=model_type,
+    loss=loss,
+    costs=costs,
+    traces=TRACES,
+    headline=("segments",),
+    init_carried=init_carried,
+    num_memory_tokens=lambda config: config.num_memory_tokens,
+  )

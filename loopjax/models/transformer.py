@@ -19,12 +19,7 @@ from loopjax.models import causal, every_loop, reading
 from loopjax.nn import block, norm
 from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import Family, Reading
-from loopjax.types import (
-  Array,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 
@@ -160,7 +155,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   return {
     "flops_per_example": [
       head + per_copy * (copy + 1) for copy in range(num_loops)
-    ],
+    ]
   }
 
 

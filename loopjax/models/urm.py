@@ -16,7 +16,6 @@ from loopjax.loop import driver
 from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, linear, post_norm
 from loopjax.nn.fast_weights import convolution
-from loopjax.protocols import Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, Precision, TaskSpec
 
 # Tokens that the convolution sees: the one before, and its own.
@@ -49,12 +48,7 @@ class ConvSwiGLU(nnx.Module):
   """
 
   def __init__(
-    self,
-    width: int,
-    hidden_width: int,
-    *,
-    precision: Precision,
-    rngs: nnx.Rngs,
+    self, width: int, hidden_width: int, *, precision: Precision, rngs: nnx.Rngs
   ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     self.gate = linear.linear(width, hidden_width, **shared)
@@ -147,13 +141,4 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   )
 
 
-FAMILY = Family(
-  Config=Config,
-  Model=Model,
-  loss=supervised.loss,
-  costs=costs,
-  traces=supervised.TRACES,
-  headline=supervised.HEADLINE,
-  init_carried=supervised.init_carried,
-  num_memory_tokens=supervised.num_memory_tokens,
-)
+FAMILY = supervised.family(Config, Model, costs)

@@ -125,7 +125,6 @@ def make_mlp(shape: Shape, *, precision: Precision, rngs: nnx.Rngs) -> Any:
   return mlp.MLPS[shape.mlp](
     shape.width,
     shape.mlp_width,
-    use_bias=shape.mlp_bias,
     init=shape.init,
     precision=precision,
     rngs=rngs,

@@ -214,8 +214,8 @@ def _through(step: Any, x: Array, layers: Any, unroll: bool) -> tuple[Any, Any]:
   """`jax.lax.scan`; no loop for a single layer, which would copy states."""
   if len(jax.tree.leaves(layers)[0]) > 1:
     return jax.lax.scan(step, x, layers, unroll=unroll)
-  x, found = step(x, jax.tree.map(lambda y: y[0], layers))
-  return x, jax.tree.map(lambda y: y[None], found)
+  x, outputs = step(x, jax.tree.map(lambda y: y[0], layers))
+  return x, jax.tree.map(lambda y: y[None], outputs)
 
 
 def read_groups(

@@ -66,8 +66,8 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
       base[path] = leaf
       if path[-1] in _MATRICES and re.search(how.targets, name):
         _check_rank(leaf, how.rank, name)
-        own = jax.random.fold_in(key, number)
-        pair = first_pair(leaf.shape, leaf.dtype, how.rank, own)
+        pair_key = jax.random.fold_in(key, number)
+        pair = first_pair(leaf.shape, leaf.dtype, how.rank, pair_key)
         trained |= {(*path, part): x for part, x in pair.items()}
   if how.whole and not num_whole:
     raise UserError(f"optim.lora_whole={how.whole!r} matches no parameter")
@@ -120,17 +120,17 @@ def adapted(base: Any, trained: Any, alpha: float) -> Any:
   Returns:
     W + (alpha / rank) A B for a pair; other trained parameters as they are.
   """
-  there, given = flat(base), flat(trained)
-  found = {}
-  for path, leaf in given.items():
+  frozen, leaves = flat(base), flat(trained)
+  merged = {}
+  for path, leaf in leaves.items():
     *above, part = path
-    if tuple(above) not in there:
-      found[path] = leaf
+    if tuple(above) not in frozen:
+      merged[path] = leaf
     elif part == "A":
-      added = product({"A": leaf, "B": given[(*above, "B")]})
+      added = product({"A": leaf, "B": leaves[(*above, "B")]})
       scale = alpha / leaf.shape[-1]
-      found[tuple(above)] = there[tuple(above)] + scale * added
-  return nested(found)
+      merged[tuple(above)] = frozen[tuple(above)] + scale * added
+  return nested(merged)
 
 
 def merge(base: Any, trained: Any, alpha: float) -> Any:
@@ -145,14 +145,14 @@ def joined(base: Any, others: Any) -> Any:
 
 def rest(base: Any, others: Any) -> Any:
   """The parameters of `base` at whose paths `others` has none."""
-  there = flat(others)
-  return nested({p: x for p, x in flat(base).items() if p not in there})
+  excluded = flat(others)
+  return nested({p: x for p, x in flat(base).items() if p not in excluded})
 
 
 def replaced(tree: Any, params: Any) -> Any:
   """A tree of `split` with the values that `params` has; pairs stay."""
-  there = flat(params)
-  return nested({p: there.get(p, x) for p, x in flat(tree).items()})
+  values = flat(params)
+  return nested({p: values.get(p, x) for p, x in flat(tree).items()})
 
 
 def flat(tree: Any, above: Path = ()) -> dict[Path, Any]:

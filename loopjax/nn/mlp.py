@@ -20,20 +20,17 @@ class Gated(nnx.Module):
     hidden_width: int,
     *,
     activation: Callable[[Array], Array],
-    use_bias: bool = False,
     init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
     shared: dict[str, Any] = {
-      "use_bias": use_bias,
       "init": init,
       "precision": precision,
       "rngs": rngs,
     }
     # Hidden widths of 8/3 D are often not multiples of 8.
-    wide = linear.merged_dot_general if use_bias else linear.wide_dot_general
-    narrow = linear.narrow_dot_general
+    wide, narrow = linear.wide_dot_general, linear.narrow_dot_general
     self.gate = linear.linear(width, hidden_width, dot_general=wide, **shared)
     self.value = linear.linear(width, hidden_width, dot_general=wide, **shared)
     self.output = linear.linear(
@@ -56,13 +53,11 @@ class Plain(nnx.Module):
     hidden_width: int,
     *,
     activation: Callable[[Array], Array],
-    use_bias: bool = False,
     init: linear.Initializer = linear.LECUN_NORMAL,
     precision: Precision,
     rngs: nnx.Rngs,
   ):
     shared: dict[str, Any] = {
-      "use_bias": use_bias,
       "init": init,
       "precision": precision,
       "rngs": rngs,

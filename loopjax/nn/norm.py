@@ -65,11 +65,7 @@ def _per_feature(x: Array, *vectors: Array) -> list[Array]:
 
 
 def rms_norm(
-  width: int,
-  *,
-  epsilon: float = 1e-6,
-  precision: Precision,
-  rngs: nnx.Rngs,
+  width: int, *, epsilon: float = 1e-6, precision: Precision, rngs: nnx.Rngs
 ) -> nnx.RMSNorm:
   """RMS norm with a learned gain, in the accumulate dtype."""
   return nnx.RMSNorm(
@@ -82,11 +78,7 @@ def rms_norm(
 
 
 def layer_norm(
-  width: int,
-  *,
-  epsilon: float = 1e-6,
-  precision: Precision,
-  rngs: nnx.Rngs,
+  width: int, *, epsilon: float = 1e-6, precision: Precision, rngs: nnx.Rngs
 ) -> nnx.LayerNorm:
   """Layer norm with a learned gain and bias, in the accumulate dtype."""
   return nnx.LayerNorm(

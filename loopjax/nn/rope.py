@@ -80,10 +80,7 @@ def _scaled(frequency: Array, scaling: Scaling) -> Array:
 
 
 def rope_tables(
-  positions: Array,
-  head_width: int,
-  base: float,
-  scaling: Sequence[float] = (),
+  positions: Array, head_width: int, base: float, scaling: Sequence[float] = ()
 ) -> tuple[Array, Array]:
   """Cosines and sines of the rotation angles.
 

@@ -1,6 +1,7 @@
 """The structure of a transformer block."""
 
 import dataclasses
+from typing import Any
 
 from loopjax import checks
 from loopjax.errors import UserError
@@ -14,7 +15,7 @@ class Shape:
   """The structure of a transformer block of any family.
 
   For example, Ouro's block (arXiv 2510.25741) has `norm.rms_norm` as both
-  `norm` and `post_norm`; GPT-2's has layer norms, "gelu" and all biases.
+  `norm` and `post_norm`; GPT-2's has layer norms and "gelu".
 
   Attributes:
     width: D.
@@ -29,10 +30,8 @@ class Shape:
     norm_sum: whether `post_norm` instead normalises the sum of the residual
       stream and the output (Huginn, arXiv 2502.05171).
     qk_norm: norm of each head's queries and keys, before the rotation.
-    attention_bias: whether the projections of attention have biases.
     qk_bias: whether the projections of queries and keys have biases.
     value_bias: whether the projection of values has a bias.
-    mlp_bias: whether the MLP's linear maps have biases.
     causal: whether tokens attend only to themselves and earlier tokens.
     dropout: dropout rate on the outputs of attention and MLP, in training.
     init: initializer of every matrix; biases are initially zero.
@@ -51,10 +50,8 @@ class Shape:
   post_norm: norm_lib.MakeNorm = norm_lib.identity
   norm_sum: bool = False
   qk_norm: norm_lib.MakeNorm = norm_lib.identity
-  attention_bias: bool = False
   qk_bias: bool = False
   value_bias: bool = False
-  mlp_bias: bool = False
   causal: bool = False
   dropout: float = 0.0
   init: linear.Initializer = linear.LECUN_NORMAL
@@ -73,6 +70,20 @@ class Shape:
       raise UserError(f"model.head_width={self.head_width} must be even")
     if not 0 <= self.dropout < 1:
       raise UserError(f"model.dropout={self.dropout} must be in [0, 1)")
+
+
+def multi_head(
+  width: int, num_heads: int, mlp_ratio: float, **options: Any
+) -> Shape:
+  """G = H heads of width D / H, and F = floor(mlp_ratio D)."""
+  return Shape(
+    width,
+    num_heads,
+    num_key_value_heads=num_heads,
+    head_width=head_width(width, num_heads),
+    mlp_width=mlp_width(width, mlp_ratio),
+    **options,
+  )
 
 
 def head_width(width: int, num_heads: int) -> int:

@@ -81,9 +81,9 @@ class StackConfig:
     `dropout`, `norm_order`, `qk_norm`, `qk_bias` and `value_bias` are settings
     of some families.
     """
-    own = vars(self)  # Values by name.
+    values = vars(self)  # Values by name.
     rms_norm = functools.partial(norm.rms_norm, epsilon=self.norm_epsilon)
-    order = own.get("norm_order", "pre")
+    order = values.get("norm_order", "pre")
     return Shape(
       self.width,
       self.num_heads,
@@ -95,11 +95,11 @@ class StackConfig:
       norm=rms_norm,
       post_norm=norm.identity if order == "pre" else rms_norm,
       norm_sum=order == "sum",
-      qk_norm=rms_norm if own.get("qk_norm") else norm.identity,
-      qk_bias=own.get("qk_bias", False),
-      value_bias=own.get("value_bias", False),
+      qk_norm=rms_norm if values.get("qk_norm") else norm.identity,
+      qk_bias=values.get("qk_bias", False),
+      value_bias=values.get("value_bias", False),
       causal=True,
-      dropout=own.get("dropout", 0.0),
+      dropout=values.get("dropout", 0.0),
       init=nnx.initializers.normal(self.init_std),
     )
 
@@ -180,9 +180,9 @@ def run_layers(
   Returns:
     (the residual stream after the last block [B, T, D], the cache).
   """
-  given: dict[str, Any] = {} if condition is None else {"condition": condition}
+  kwargs: dict[str, Any] = {} if condition is None else {"condition": condition}
   if isinstance(layers, nnx.List):
-    return _run_list(layers, x, cache, metadata, first_slot, given)
+    return _run_list(layers, x, cache, metadata, first_slot, kwargs)
   num_layers = len(jax.tree.leaves(layers)[0])
   indices = jnp.arange(num_layers)
   keys_LxB = None
@@ -192,7 +192,7 @@ def run_layers(
 
   def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
     layer, layer_keys, slot = of_layer
-    options = {"keys": layer_keys, **given}
+    options = {"keys": layer_keys, **kwargs}
     return layer(carry[0], metadata, carry[1], slot, **options), None
 
   carry, _ = remat_lib.scan(
@@ -207,12 +207,12 @@ def _run_list(
   cache: Any,
   metadata: attention.Metadata,
   first_slot: Array | int,
-  given: dict[str, Any],
+  kwargs: dict[str, Any],
 ) -> tuple[Array, Any]:
   """`run_layers` of a list; only the first layer is traced."""
 
   def run(layer: Any, x: Array, cache: Any, slot: Any) -> tuple[Array, Any]:
-    return layer(x, metadata, cache, slot, **given)
+    return layer(x, metadata, cache, slot, **kwargs)
 
   traced, alone = jax.jit(run), jax.jit(functools.partial(run, slot=0))
   for index, layer in enumerate(layers):

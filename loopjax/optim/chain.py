@@ -226,10 +226,10 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   mask = jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, parameters.name_of(path))), params
   )
-  found = jax.tree.leaves(mask)
-  if not any(found):
+  leaves = jax.tree.leaves(mask)
+  if not any(leaves):
     raise UserError(f"optim.frozen={pattern!r} matches no parameter")
-  if all(found):
+  if all(leaves):
     raise UserError(f"optim.frozen={pattern!r} freezes all parameters")
   return mask
 

@@ -52,7 +52,7 @@ TABLE = (
   Row("((time|size)_embedding/input|modulation)/bias", P(), "adamw", "all"),
   Row("(query|key|value|gate)/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("output/kernel", P("tensor", "fsdp"), "muon", "matrices"),
-  Row("(query|key|value|mlp/gate)/bias", P(("tensor", "fsdp")), "adamw", "all"),
+  Row("(query|key|value)/bias", P(("tensor", "fsdp")), "adamw", "all"),
   Row("output/bias", P(("fsdp", "tensor")), "adamw", "all"),
   Row("convolution/hidden/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   # Taps of depthwise convolutions: orthogonalising them would make channels
@@ -145,11 +145,11 @@ def rows(params: Any) -> Any:
             f" {__name__}.TABLE is for {len(row.split)} dimensions"
           )
         return row
-    own = name.rpartition("/")[2]
+    last = name.rpartition("/")[2]
     raise UserError(
       f"parameter {name} {list(leaf.shape)}: no row of {__name__}.TABLE matches"
       " it; outside of the package, the family's module adds one:"
-      f" parameters.register(parameters.Row({own!r}, P(), 'adamw', 'all'))"
+      f" parameters.register(parameters.Row({last!r}, P(), 'adamw', 'all'))"
     )
 
   return jax.tree_util.tree_map_with_path(row, params)
@@ -177,7 +177,7 @@ def parsed_rates(rates: tuple[str, ...]) -> list[tuple[str, float]]:
   Raises:
     UserError: one is not of this form, or its factor is not positive.
   """
-  found = []
+  parsed = []
   for text in rates:
     pattern, equals, number = str(text).rpartition("=")
     try:
@@ -189,11 +189,11 @@ def parsed_rates(rates: tuple[str, ...]) -> list[tuple[str, float]]:
       raise UserError(
         f"optim.rates: {text!r} is not 'pattern=factor' with a factor > 0"
       )
-    found.append((pattern, factor))
-  return found
+    parsed.append((pattern, factor))
+  return parsed
 
 
-def without_parameter(rates: tuple[str, ...], params: Any) -> list[str]:
+def unused_rates(rates: tuple[str, ...], params: Any) -> list[str]:
   """Those of `optim.rates` that no parameter has: "pattern=factor".
 
   The first pattern that matches a parameter's path is the parameter's.
@@ -214,7 +214,7 @@ def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
   factors = [factor for _, factor in parsed_rates(rates)]
 
   def init(params: Any) -> optax.EmptyState:
-    unused = without_parameter(rates, params)
+    unused = unused_rates(rates, params)
     # `optax.tree.map_params` calls this without parameters.
     if unused and jax.tree.leaves(params):
       raise UserError(f"optim.rates: {unused[0]!r} applies to no parameter")
@@ -223,10 +223,10 @@ def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
   def scale(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
     leaves, structure = jax.tree.flatten(updates)
-    found = [_first(rates, name) for name in _names(updates)]
+    places = [_first(rates, name) for name in _names(updates)]
     scaled = [
       x if at is None else factors[at] * x
-      for x, at in zip(leaves, found, strict=True)
+      for x, at in zip(leaves, places, strict=True)
     ]
     return jax.tree.unflatten(structure, scaled), state
 
@@ -236,8 +236,8 @@ def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
 def _first(rates: tuple[str, ...], name: str) -> int | None:
   """The position of the first pattern that matches a path."""
   patterns = (pattern for pattern, _ in parsed_rates(rates))
-  found = (at for at, one in enumerate(patterns) if re.search(one, name))
-  return next(found, None)
+  matches = (at for at, one in enumerate(patterns) if re.search(one, name))
+  return next(matches, None)
 
 
 def name_of(path: Any) -> str:

@@ -74,7 +74,8 @@ def random_puzzle(board: board_lib.Board, seed: int, level: str) -> str:
   and returns the one at the level's position.
   """
   rng = np.random.default_rng(seed)
-  puzzles, _, guesses = generator.generate(board, _DRAWN, rng)
+  puzzles, _ = generator.generate(board, _DRAWN, rng)
+  guesses = solver.solve(board, puzzles).guesses
   order = np.lexsort((-np.count_nonzero(puzzles, axis=1), guesses))
   return characters(puzzles[order[int(LEVELS[level] * _DRAWN)]])
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from loopjax.optim import chain
 from loopjax.program import gradients, room, step
 from loopjax.program.fresh import abstract_model, fresh_state
 from loopjax.program.layout import (
-  computes_in_less,
+  casts_parameters,
   param_shardings,
   specs_of,
   state_shardings,
@@ -101,38 +100,32 @@ def make_program(
       loop.kernels do not support the devices or the model.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
-  check_kernels(settings.loop, mesh.devices.flat[0], mesh.shape["tensor"])
+  _check_mesh(settings, mesh)
   settings = room.with_remat(settings, mesh, memory, teacher)
-  sharding.check_batch_size(
-    mesh,
-    settings.run.batch_size,
-    "run.batch_size",
-    settings.run.num_microbatches,
-  )
-  sharding.check_batch_size(mesh, settings.eval.batch_size, "eval.batch_size")
   family = settings.family
   graphdef, model_params = abstract_model(settings)
-  tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
-
-  init = functools.partial(fresh_state, settings, tx)
-  shapes = jax.eval_shape(init, jax.random.key(0))
-  params_sharding = functools.partial(
-    param_shardings, mesh, settings.mesh.min_split_size
-  )
-  shardings = state_shardings(
-    mesh, shapes, tx, *map(params_sharding, (shapes.params, shapes.base))
-  )
   if teacher:
     same = {"kernels": settings.loop.kernels, "remat": "none"}  # No gradients.
     teacher = teacher._replace(loop=dataclasses.replace(teacher.loop, **same))
   teacher_graphdef, teacher_params = (
     abstract_model(teacher) if teacher else (None, {})
   )
-  teacher_shardings = params_sharding(teacher_params)
+
+  tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
+  init = functools.partial(fresh_state, settings, tx)
+  shapes = jax.eval_shape(init, jax.random.key(0))
   adapted, rest = _adapted(shapes)
+
+  params_sharding = functools.partial(
+    param_shardings, mesh, settings.mesh.min_split_size
+  )
+  shardings = state_shardings(
+    mesh, shapes, tx, *map(params_sharding, (shapes.params, shapes.base))
+  )
+  teacher_shardings = params_sharding(teacher_params)
   layout = gradients.Layout(
     gather=room.gathering(settings, mesh, memory),
-    casts=computes_in_less(settings) or computes_in_less(teacher),
+    casts=casts_parameters(settings) or casts_parameters(teacher),
     params=specs_of(params_sharding(adapted)),
     frozen=(specs_of(teacher_shardings), specs_of(params_sharding(rest))),
   )
@@ -172,6 +165,16 @@ def make_program(
   return program
 
 
+def _check_mesh(settings: config_lib.Settings, mesh: Mesh) -> None:
+  """Raises UserError if the mesh does not fit the kernels or the batches."""
+  check_kernels(settings.loop, mesh.devices.flat[0], mesh.shape["tensor"])
+  run, size = settings.run, settings.eval.batch_size
+  sharding.check_batch_size(
+    mesh, run.batch_size, "run.batch_size", run.num_microbatches
+  )
+  sharding.check_batch_size(mesh, size, "eval.batch_size")
+
+
 def _adapted(shapes: step.TrainState) -> tuple[Any, Any]:
   """The abstract parameters with gradients in a step, and the others."""
   if not shapes.base:
@@ -204,8 +207,7 @@ def cache_bytes(
         model, 1, max_tokens, num_loops=loops, kind=kind
       )
 
-    buffers = jax.tree.leaves(jax.eval_shape(make, params))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in buffers)
+    return room.num_bytes(jax.eval_shape(make, params))
 
   by_token = size(2) - size(1)
   return by_token, size(1) - by_token

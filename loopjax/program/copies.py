@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from loopjax import sharding
 
 
-def by_copy(
+def data_parallel(
   function: Callable[[Any, Any], tuple[Any, Any]],
   specs: Any = P(),
   gradient_specs: Any = P(),
@@ -64,7 +64,7 @@ def gather(x: jax.Array, spec: P) -> jax.Array:
   """A split parameter, gathered except along axes that split within an example.
 
   Args:
-    x: the parameter; inside `by_copy`, a device's shard.
+    x: the parameter; inside `data_parallel`, a device's shard.
     spec: how it is split.
   """
   axes = sharding.compilers_axes()
@@ -78,7 +78,7 @@ def gather(x: jax.Array, spec: P) -> jax.Array:
 
 
 def _mean(x: jax.Array, spec: P) -> jax.Array:
-  """A device's shard of the mean over devices, inside `by_copy`."""
+  """A device's shard of the mean over devices, inside `data_parallel`."""
   axis = _fsdp_axis(spec)
   if axis is None:
     return jax.lax.pmean(x, sharding.BATCH_AXES)
@@ -88,10 +88,10 @@ def _mean(x: jax.Array, spec: P) -> jax.Array:
 
 def _fsdp_axis(spec: P) -> int | None:
   """The dimension that "fsdp" splits."""
-  found = (
+  dimensions = (
     i for i, axes in enumerate(spec) if "fsdp" in sharding.names_of(axes)
   )
-  return next(found, None)
+  return next(dimensions, None)
 
 
 def _without_fsdp(axes: Any) -> tuple[str, ...] | None:

@@ -8,11 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.losses import tokens as token_losses
-from loopjax.types import (
-  Array,
-  Batch,
-  TokenScores,
-)
+from loopjax.types import Array, Batch, TokenScores
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
@@ -78,5 +74,5 @@ def eval_step(
 
 def read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
   """Losses and predictions of a causal model's tokens."""
-  table, how = model.readout_table(), token_losses.of_model(model)
+  table, how = model.readout_table(), token_losses.readout_options(model)
   return token_losses.read_out(hidden, table, batch["targets"], **how)

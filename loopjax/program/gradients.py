@@ -77,7 +77,7 @@ def gradients(
 
   others = (*params, carried.shared, mean_weight, constants)
   specs = (layout.params, layout.frozen, P(), P(), P())
-  by_example, (grads, shared, metrics) = copies.by_copy(
+  by_example, (grads, shared, metrics) = copies.data_parallel(
     _once(_accumulated(run, num_microbatches), others, specs, layout),
     specs,
     layout.params,

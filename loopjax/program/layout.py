@@ -25,7 +25,7 @@ def specs_of(shardings: Any) -> Any:
   return jax.tree.map(lambda x: x.spec, shardings)
 
 
-def computes_in_less(settings: config_lib.Settings | None) -> bool:
+def casts_parameters(settings: config_lib.Settings | None) -> bool:
   """Whether products use parameters in a dtype other than the stored one."""
   if settings is None:
     return False

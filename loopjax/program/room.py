@@ -105,7 +105,7 @@ def residual_bytes(
   kept = jax.eval_shape(
     residuals, params, batch, one, carried.shared, of_teacher
   )
-  return _num_bytes(kept)
+  return num_bytes(kept)
 
 
 def _kept(
@@ -132,14 +132,14 @@ def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
     lambda key: fresh.fresh_state(settings, tx, key), jax.random.key(0)
   )
   ways = mesh.shape["fsdp"] * mesh.shape["tensor"]
-  others = _num_bytes(state.params)
+  others = num_bytes(state.params)
   if state.base:
-    others += 2 * _num_bytes(
+    others += 2 * num_bytes(
       jax.eval_shape(
         lambda state: lora.adapted(state.base, state.params, 1.0), state
       )
     )
-  return (_num_bytes(state) + others) / ways
+  return (num_bytes(state) + others) / ways
 
 
 def gathering(
@@ -166,9 +166,7 @@ def gathering(
   return "weights" if weights <= free else "use"
 
 
-def _gathered_bytes(
-  settings: config_lib.Settings,
-) -> tuple[int, int]:
+def _gathered_bytes(settings: config_lib.Settings) -> tuple[int, int]:
   """Bytes of gathered parameters, and of unreduced gradients.
 
   Gradients are sums over microbatches and over loops, each stored twice because
@@ -188,12 +186,13 @@ def _gathered_bytes(
 def _memory(mesh: Mesh) -> int | None:
   """Bytes of memory of a device of this process; others cannot be queried."""
   here = jax.process_index()
-  own = (x for x in mesh.devices.flat if x.process_index == here)
-  device = next(own, None)
+  local = (x for x in mesh.devices.flat if x.process_index == here)
+  device = next(local, None)
   stats = device.memory_stats() if device else None
   return stats.get("bytes_limit") if stats else None
 
 
-def _num_bytes(tree: Any) -> int:
+def num_bytes(tree: Any) -> int:
+  """Bytes of arrays or abstract arrays."""
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)

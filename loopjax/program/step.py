@@ -10,12 +10,7 @@ from flax import nnx
 
 from loopjax.nn import lora
 from loopjax.program import gradients
-from loopjax.types import (
-  Array,
-  Batch,
-  Carried,
-  Metrics,
-)
+from loopjax.types import Array, Batch, Carried, Metrics
 
 
 class BadSteps(NamedTuple):
@@ -146,18 +141,8 @@ def train_step(
   """
   key = jax.random.fold_in(state.key, state.step)
   params, base, pull_back = _adapted(state, alpha)
-
-  def loss_of(params, batch, key, step, frozen):
-    teacher_params, base = frozen
-    model = nnx.merge(graphdef, lora.joined(base, params))
-    teacher = None
-    if teacher_graphdef is not None:
-      teacher = nnx.merge(teacher_graphdef, teacher_params)
-    loss, metrics = loss_fn(model, batch, key, step, teacher)
-    return loss, {"loss": loss, **metrics}
-
   metrics, carried, grads = gradients.gradients(
-    loss_of,
+    _objective(loss_fn, graphdef, teacher_graphdef),
     (params, (teacher_params, base)),
     batch,
     state.carried,
@@ -170,16 +155,9 @@ def train_step(
   norm = optax.tree.norm(norms)
   finite = _all_finite((metrics["loss"], norm, carried))
   with jax.named_scope("optimizer"):
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    ema = state.ema
-    if ema_decay:
-      # Warmed up: otherwise a short run's average is mostly its initial values.
-      decay = jnp.minimum(ema_decay, (1 + state.step) / (10 + state.step))
-      ema = optax.incremental_update(params, ema, 1.0 - decay)
-    accept = finite & (state.bad.streak < max_bad_steps)
+    new = (*_updated(state, grads, tx, ema_decay), carried)
     old = (state.params, state.ema, state.opt_state, state.carried)
-    new = (params, ema, opt_state, carried)
+    accept = finite & (state.bad.streak < max_bad_steps)
     params, ema, opt_state, carried = jax.tree.map(
       lambda new, old: jnp.where(accept, new, old), new, old
     )
@@ -192,6 +170,40 @@ def train_step(
     state.step + 1, params, ema, opt_state, state.key, bad, carried, state.base
   )
   return state, metrics
+
+
+def _objective(
+  loss_fn: Any, graphdef: nnx.GraphDef, teacher_graphdef: nnx.GraphDef | None
+) -> Any:
+  """The family's `loss` as a function of parameters, for `gradients`."""
+
+  def loss_of(params, batch, key, step, frozen):
+    teacher_params, base = frozen
+    model = nnx.merge(graphdef, lora.joined(base, params))
+    teacher = None
+    if teacher_graphdef is not None:
+      teacher = nnx.merge(teacher_graphdef, teacher_params)
+    loss, metrics = loss_fn(model, batch, key, step, teacher)
+    return loss, {"loss": loss, **metrics}
+
+  return loss_of
+
+
+def _updated(
+  state: TrainState,
+  grads: Any,
+  tx: optax.GradientTransformation,
+  ema_decay: float,
+) -> tuple[Any, Any, Any]:
+  """(parameters, their average, the optimizer's state) after an update."""
+  updates, opt_state = tx.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  if not ema_decay:
+    return params, state.ema, opt_state
+  # Warmed up: otherwise a short run's average is mostly its initial values.
+  decay = jnp.minimum(ema_decay, (1 + state.step) / (10 + state.step))
+  ema = optax.incremental_update(params, state.ema, 1.0 - decay)
+  return params, ema, opt_state
 
 
 def _adapted(state: TrainState, alpha: float) -> tuple[Any, Any, Any]:

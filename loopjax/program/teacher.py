@@ -13,7 +13,7 @@ from loopjax.run.checkpoints import restore
 
 
 class TeacherParams(NamedTuple):
-  """Frozen parameters.
+  """The parameters of a frozen teacher, and where they are from.
 
   Attributes:
     params: the teacher's parameters, nested dict; {} without a teacher.

@@ -206,10 +206,7 @@ def no_better(
 
 @jax.transfer_guard("allow")
 def _evaluate(
-  context: RunContext,
-  state: step.TrainState,
-  at: int,
-  writer: metrics.Writer,
+  context: RunContext, state: step.TrainState, at: int, writer: metrics.Writer
 ) -> None:
   """Evaluates during training and records the score of the checkpoint."""
   settings = context.program.settings
@@ -352,10 +349,10 @@ def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
 
 def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:
   """ " at PATH:NUMBER", the package's innermost line; "" if there is none."""
-  found, trace = "", error.__traceback__
+  place, trace = "", error.__traceback__
   while trace:
     path = trace.tb_frame.f_code.co_filename
     if path != __file__ and pathlib.Path(path).is_relative_to(package):
-      found = f" at {path}:{trace.tb_lineno}"
+      place = f" at {path}:{trace.tb_lineno}"
     trace = trace.tb_next
-  return found
+  return place

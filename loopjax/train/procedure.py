@@ -55,7 +55,7 @@ def make_datasets(
   """Datasets by split; raises UserError on missing or malformed files."""
   size = settings.eval.batch_size
   sizes = dict.fromkeys(SPLITS, size) | {"train": settings.run.batch_size}
-  task, found = settings.task_module, {}
+  task, datasets = settings.task_module, {}
   for split in splits:
     rows = sharding.local_rows(mesh, sizes[split])
     dataset = task.make_dataset(
@@ -65,8 +65,10 @@ def make_datasets(
       seed=settings.run.seed,
       rows=rows,
     )
-    found[split] = check_dataset(task, settings.task, split, len(rows), dataset)
-  return found
+    datasets[split] = check_dataset(
+      task, settings.task, split, len(rows), dataset
+    )
+  return datasets
 
 
 def run(
@@ -302,28 +304,9 @@ def _train_and_evaluate(
 ) -> calls_lib.Run[dict[str, Any]]:
   """Trains from the restored state and scores the result."""
   settings, started = context.program.settings, time.monotonic()
-  if restored:
-    state, meta = restored
-    _check_data(context, meta.get("data", {}))
-    started -= meta["wall_seconds"]
-  else:
-    state = _fresh_state(context)
-    meta = {
-      "batches": 0,
-      "wall_seconds": 0.0,
-      "pending": [],
-      "teacher_step": None,
-    }
-  at = int(state.step)
-  known = len(meta.get("extended", ()))
-  meta = _continued(context, meta, at)
-  teacher = teacher_lib.load(
-    settings, context.program.abstract_teacher, meta["teacher_step"]
-  )
-  meta["teacher_step"] = teacher.step
-  if not restored and (settings.run.init_from or settings.run.teacher):
-    # Saved now: the runs from which it starts may continue meanwhile.
-    context.checkpoints.save(0, state, meta)
+  state, meta, teacher = _begin(context, restored)
+  at, started = int(state.step), started - meta["wall_seconds"]
+  known = len(restored[1].get("extended", ())) if restored else 0
   if jax.process_index() == 0:
     if not restored and (source := settings.run.init_from):
       tokenizer = settings.plain["task"].get("tokenizer", "")
@@ -379,6 +362,29 @@ def _train_and_evaluate(
     "digest": integrity.digest(integrity.record(step.learned(state))),
     **outcome.costs,
   }
+
+
+def _begin(
+  context: train_loop.RunContext,
+  restored: tuple[step.TrainState, dict[str, Any]] | None,
+) -> tuple[step.TrainState, dict[str, Any], teacher_lib.TeacherParams]:
+  """(the state that training starts from, its metadata, the teacher)."""
+  settings = context.program.settings
+  if restored:
+    state, meta = restored
+    _check_data(context, meta.get("data", {}))
+  else:
+    state = _fresh_state(context)
+    meta = {"batches": 0, "wall_seconds": 0.0, "pending": []}
+  meta = _continued(context, meta, int(state.step))
+  teacher = teacher_lib.load(
+    settings, context.program.abstract_teacher, meta.get("teacher_step")
+  )
+  meta["teacher_step"] = teacher.step
+  if not restored and (settings.run.init_from or settings.run.teacher):
+    # Saved now: the runs from which it starts may continue meanwhile.
+    context.checkpoints.save(0, state, meta)
+  return state, meta, teacher
 
 
 def _continued(

@@ -98,17 +98,17 @@ def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
 
 
 def check_tokens(
-  there: Mapping[str, Any], settings: config_lib.Settings
+  trained: Mapping[str, Any], settings: config_lib.Settings
 ) -> None:
   """Raises UserError if settings of the task change what the model reads.
 
   Args:
-    there: section task of the model's config.
+    trained: section task of the model's config.
     settings: those with which the model is scored.
   """
   record = settings.task
   old: dict[str, Any] = {}
-  for name, value in there.items():
+  for name, value in trained.items():
     now = getattr(record, name, value)
     before = tuple(value) if isinstance(now, tuple) else value
     if now != before:

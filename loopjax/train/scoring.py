@@ -18,7 +18,7 @@ from loopjax.types import Dataset
 
 
 class Scored(NamedTuple):
-  """A scored model.
+  """What a `Finish` gets: a model whose final scores are there.
 
   Attributes:
     program: the run's program.
@@ -117,9 +117,9 @@ def compare_data(
     settings: those with which it is scored.
     dataset: the split that is scored.
   """
-  here = settings.plain["task"]
-  there = workdir_lib.read_config(folder)["task"]
-  if any(here.get(name, value) != value for name, value in there.items()):
+  scored = settings.plain["task"]
+  trained = workdir_lib.read_config(folder)["task"]
+  if any(scored.get(name, value) != value for name, value in trained.items()):
     return
   if restore.steps(folder):
     before = restore.meta(folder, at).get("data", {})

@@ -114,7 +114,7 @@ def read_outs(rule, logits, padding=0):
   """The evidence [K, B] of logits [K, B, V]."""
   seen, found = exits.nothing_seen(rule, *logits.shape[1:]), []
   for one in logits:
-    evidence, seen = exits.of_read_out(rule, seen, one, padding)
+    evidence, seen = exits.read_out_evidence(rule, seen, one, padding)
     found.append(np.asarray(evidence))
   return np.stack(found)
 

@@ -12,6 +12,7 @@ import pytest
 from in_float64 import without_rounding
 from tests_support import ROOT, crossing, long_case, strict_dtypes
 
+from loopjax.loop import supervision
 from loopjax.models import MODELS, supervised
 from loopjax.nn import block
 from loopjax.types import TaskSpec
@@ -95,7 +96,7 @@ def train(model, params, data, num_steps):
   start = supervised.start(config.num_states, (1, 1, config.width))
   start = data.get("start", np.stack([y[0, 0] for y in start]))
   for step in range(num_steps):
-    batch = {name: data[name][step] for name in supervised.ENTRIES}
+    batch = {name: data[name][step] for name in supervision.ENTRIES}
     (total, metrics), grads = step_of(family, config)(
       params, {**batch, "carried": carried}, jax.random.key(0), start
     )
@@ -233,7 +234,7 @@ def test_a_row_without_segments_left_takes_the_next_example():
   assert [int(r.steps[0]) for r in rows] == [1, 2, 3, 1, 2]
   assert [bool(r.halted[0]) for r in rows] == [False, False, True, False, False]
   for step, r in enumerate(rows):
-    for name in supervised.ENTRIES:
+    for name in supervision.ENTRIES:
       taken = batches[name][3 * (step // 3)]
       np.testing.assert_array_equal(r.example[name], taken)
   # The fourth segment begins as the first did, with another example.

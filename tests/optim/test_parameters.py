@@ -124,7 +124,7 @@ def sandwich():
   """Abstract parameters of a stack with all parameters of a block."""
   shape = Shape(
     8, 2, num_key_value_heads=1, head_width=4, mlp_width=16,
-    post_norm=norm.rms_norm, attention_bias=True, mlp_bias=True,
+    post_norm=norm.rms_norm, qk_bias=True, value_bias=True,
   )  # fmt: skip
   layers = nnx.eval_shape(
     lambda: stack.make_layers(
@@ -136,7 +136,7 @@ def sandwich():
 
 def test_every_part_of_a_block_has_its_row():
   params = sandwich()
-  assert len(by_path(params)) == 4 + 3 + 7 + 4  # Kernels, biases, norms.
+  assert len(by_path(params)) == 4 + 3 + 3 + 4  # Kernels, biases, norms.
   assert_all_have_their_rows(params)
 
 
@@ -145,7 +145,7 @@ def test_norms_and_biases_of_large_stacks_are_split():
   mesh = sharding.make_mesh(sharding.Config(fsdp=2), jax.devices()[:2])
   large = {
     f"layers/{name}": jax.ShapeDtypeStruct((48, 2048), jnp.float32)
-    for name in ("mlp_post_norm/scale", "mlp/gate/bias", "mlp/output/bias")
+    for name in ("mlp_post_norm/scale", "attention/query/bias")
   }
   found = sharding.parameter_shardings(
     mesh, large, parameters.splits(large), min_split_size=2**16

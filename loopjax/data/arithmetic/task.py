@@ -14,7 +14,6 @@ Token ids: the numbers, the operators, ASK (asks for the value), padding.
 import dataclasses
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -90,8 +89,8 @@ def values_of(modulus: int, tokens: np.ndarray) -> np.ndarray:
     kind = np.where(is_operator, token - modulus, 0)
     value = np.where(is_operator, results[kind, rows] % modulus, token)
     height += np.where(is_operator, -1, np.where(token >= 0, 1, 0))
-    there = token >= 0
-    stack[rows[there], height[there] - 1] = value[there]
+    is_token = token >= 0
+    stack[rows[is_token], height[is_token] - 1] = value[is_token]
   return stack[:, 0]
 
 
@@ -194,9 +193,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, spec(config).sequence_length)
 
@@ -218,8 +215,8 @@ def make_dataset(
     "valid" bool [b] and "group/operations" i32 [b]. Weights are 1 at the last
     token, whose target is the value; other targets are 0.
   """
-  own = seed if split == "train" else config.eval_seed
-  stream = pipeline.stream_seed(_STREAMS[split], 0, own)
+  base = seed if split == "train" else config.eval_seed
+  stream = pipeline.stream_seed(_STREAMS[split], 0, base)
 
   def drawn_tokens(positions, operations):
     return draw_expressions(

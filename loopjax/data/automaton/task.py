@@ -15,7 +15,6 @@ examples, the accuracy that the paper calls random.
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -149,9 +148,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, config.sequence_length)
 

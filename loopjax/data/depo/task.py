@@ -312,9 +312,9 @@ def _questions(
   hop = (config.first_hop - 1 + hops)[..., None].astype(np.int32)
   mark = np.full_like(hop, config.answer)
   tokens = [hop, _of(nodes, starts), mark, _of(nodes, ends)]
-  there = np.ones(hop.shape, bool)
+  always = np.ones(hop.shape, bool)
   answers = _of(letters, ends)
-  present = [there, _of(letters, starts), there, answers]
+  present = [always, _of(letters, starts), always, answers]
   of_answer = [np.zeros_like(part) for part in present[:3]] + [answers]
   is_query = np.arange(config.num_queries) < num_nodes[:, None]
   kept = np.concatenate(present, axis=2) & is_query[..., None]
@@ -366,9 +366,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, spec(config).sequence_length)
 

@@ -24,7 +24,6 @@ Floors are scores of heuristics that do not solve the problem.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -217,12 +216,12 @@ def named_quantities(
     for part in (names.items, names.places)
   )
   rank = np.maximum(np.cumsum(is_total, axis=1) - 1, 0)
-  own = np.take_along_axis(names.total_places, rank, axis=1)
-  of_total = np.take_along_axis(own, np.maximum(counted_by, 0), axis=1)
+  of_totals = np.take_along_axis(names.total_places, rank, axis=1)
+  of_total = np.take_along_axis(of_totals, np.maximum(counted_by, 0), axis=1)
   node = np.arange(kinds.shape[1]) % MAX_NODES
   counted = names.counted_items[:, node]
   items = np.where(is_total, -1, np.where(is_counted, counted, items))
-  places = np.where(is_total, own, np.where(is_counted, of_total, places))
+  places = np.where(is_total, of_totals, np.where(is_counted, of_total, places))
   return language.quantities(names.themes, items, places)
 
 
@@ -343,9 +342,9 @@ def _stated(graph: Graphs, reverse: np.ndarray) -> Statements:
   kinds, numbers = graph.kinds.copy(), graph.numbers.copy()
   num_operands = graph.num_operands.copy()
   rows = np.flatnonzero(reverse)[:, None]
-  given = MAX_NODES * np.arange(graph.answer_node.shape[1])
-  kinds[rows, given], num_operands[rows, given] = CONSTANT, 0
-  numbers[rows, given] = graph.values[rows, given]
+  first_nodes = MAX_NODES * np.arange(graph.answer_node.shape[1])
+  kinds[rows, first_nodes], num_operands[rows, first_nodes] = CONSTANT, 0
+  numbers[rows, first_nodes] = graph.values[rows, first_nodes]
   kinds[rows, graph.answer_node[reverse]] = UNKNOWN
   return Statements(kinds, numbers, num_operands, graph.operands)
 
@@ -403,7 +402,7 @@ RULES = ("most_frequent", "lone_constant", "sum_of_constants")
 _CHUNK = 128  # Examples in memory at once.
 
 
-def exact_match(
+def floors_of(
   config: Config, make: Callable[[np.ndarray], Mapping[str, np.ndarray]]
 ) -> dict[str, float]:
   """Floors over all evaluation examples, not only this process's.
@@ -464,12 +463,12 @@ def numbers_after(tokens: np.ndarray, before: int) -> np.ndarray:
     is none.
   """
   values = np.zeros(tokens.shape, np.int64)
-  goes_on = tokens == before
+  is_number = tokens == before
   for place in range(1, language.NUM_DIGITS + 1):
     digits = np.full_like(tokens, language.PADDING)
     digits[:, :-place] = tokens[:, place:]
-    goes_on &= digits < 10
-    values = np.where(goes_on, 10 * values + digits, values)
+    is_number &= digits < 10
+    values = np.where(is_number, 10 * values + digits, values)
   return values
 
 
@@ -491,9 +490,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, spec(config).sequence_length)
 
@@ -517,7 +514,7 @@ def make_dataset(
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/operations" i32 [b]. Weights are 1 in the answer chunk where a
     digit or END is next; other targets are 0. The facts of the test split
-    include the scores of simple rules on it (`exact_match`).
+    include the scores of simple rules on it (`floors_of`).
   """
   if split == "train":
     stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
@@ -550,7 +547,7 @@ def make_dataset(
     facts={
       f"{split}_examples": config.num_eval_examples,
       **(
-        exact_match(config, lambda i: make_evaluation(i, i))
+        floors_of(config, lambda i: make_evaluation(i, i))
         if split == "test"
         else {}
       ),

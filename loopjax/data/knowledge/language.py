@@ -82,7 +82,7 @@ class Attribute(NamedTuple):
   """An attribute of a person, with its phrases and question.
 
   Attributes:
-    kinds: kinds of the tokens of a value, keys of `words.VALUES`.
+    kinds: kinds of the tokens of a value, keys of VALUES.
     phrases: possible texts between the subject and the value.
     question: texts before and after the name.
   """
@@ -256,8 +256,7 @@ def questions(
   _, before, after = _tables()
   mark = np.full((len(names), 1), vocabulary().words["?"])
   tokens = np.concatenate(
-    [before[attributes], names, after[attributes], mark, values],
-    axis=1,
+    [before[attributes], names, after[attributes], mark, values], axis=1
   )
   width = tokens.shape[1]
   return tokens, np.arange(width) >= width - NUM_VALUE_TOKENS

@@ -14,7 +14,6 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -181,9 +180,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(
     batch_size, config.sequence_length, integers=("documents",)

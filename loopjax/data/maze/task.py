@@ -99,16 +99,16 @@ def _carved(numbers: np.ndarray, num_rooms: int) -> np.ndarray:
   visited[:, width + 1] = True
   top = np.zeros(num_mazes, np.int64)
   for number in numbers.T:  # Each room is entered once and left once.
-    here = stack[maze, top]
-    free = ~visited[maze[:, None], here[:, None] + moves]
+    room = stack[maze, top]
+    free = ~visited[maze[:, None], room[:, None] + moves]
     move = _choice(free, number)
-    goes_on = free.any(axis=1)
-    there = np.where(goes_on, here + moves[move], here)
-    is_open[maze, here, move] |= goes_on
-    is_open[maze, there, 3 - move] |= goes_on
-    visited[maze, there] = True
-    top = np.where(goes_on, top + 1, np.maximum(top - 1, 0))
-    stack[maze, top] = np.where(goes_on, there, stack[maze, top])
+    can_move = free.any(axis=1)
+    target = np.where(can_move, room + moves[move], room)
+    is_open[maze, room, move] |= can_move
+    is_open[maze, target, 3 - move] |= can_move
+    visited[maze, target] = True
+    top = np.where(can_move, top + 1, np.maximum(top - 1, 0))
+    stack[maze, top] = np.where(can_move, target, stack[maze, top])
   shape = (num_mazes, width, width, 4)
   return is_open.reshape(shape)[:, 1:-1, 1:-1].copy()
 
@@ -162,18 +162,18 @@ def _shortest_path(
   maze, moves = np.arange(num_mazes), np.array([-num_rooms, -1, 1, num_rooms])
   flat = distance.reshape(num_mazes, -1)
   ways = is_open.reshape(num_mazes, -1, 4)
-  on_path, here = np.zeros_like(ways), goal
+  on_path, room = np.zeros_like(ways), goal
   for _ in range(int(flat[maze, goal].max())):
-    left = flat[maze, here]
+    left = flat[maze, room]
     # No way leads across the border.
-    there = np.clip(here[:, None] + moves, 0, num_rooms**2 - 1)
-    closer = flat[maze[:, None], there] == left[:, None] - 1
-    move = np.argmax(ways[maze, here] & closer, axis=1)
-    goes_on = left > 0
-    after = np.where(goes_on, there[maze, move], here)
-    on_path[maze, here, move] |= goes_on
-    on_path[maze, after, 3 - move] |= goes_on
-    here = after
+    neighbours = np.clip(room[:, None] + moves, 0, num_rooms**2 - 1)
+    closer = flat[maze[:, None], neighbours] == left[:, None] - 1
+    move = np.argmax(ways[maze, room] & closer, axis=1)
+    is_moving = left > 0
+    after = np.where(is_moving, neighbours[maze, move], room)
+    on_path[maze, room, move] |= is_moving
+    on_path[maze, after, 3 - move] |= is_moving
+    room = after
   return on_path.reshape(is_open.shape)
 
 
@@ -262,9 +262,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, config.size**2)
 
@@ -286,8 +284,8 @@ def make_dataset(
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b]
     and "group/path" i32 [b].
   """
-  own = seed if split == "train" else config.eval_seed
-  stream = pipeline.stream_seed(_STREAMS[split], 0, own)
+  base = seed if split == "train" else config.eval_seed
+  stream = pipeline.stream_seed(_STREAMS[split], 0, base)
 
   def make(indices):
     return examples(config, stream, indices)[0]
@@ -407,8 +405,6 @@ def _leads(inputs: Array, marked: Array) -> Array:
 
   start = (inputs == START).reshape(cells)
   reached, _ = jax.lax.while_loop(
-    lambda carry: jnp.any(carry[0] != carry[1]),
-    body,
-    (spread(start), start),
+    lambda carry: jnp.any(carry[0] != carry[1]), body, (spread(start), start)
   )
   return jnp.any(reached & goal, axis=(1, 2))

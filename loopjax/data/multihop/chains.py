@@ -99,10 +99,7 @@ def follow(
 
 
 def make_splits(
-  graph: Graph,
-  num_train: Sequence[int],
-  num_test: Sequence[int],
-  seed: int,
+  graph: Graph, num_train: Sequence[int], num_test: Sequence[int], seed: int
 ) -> dict[str, np.ndarray]:
   """All splits, drawn uniformly.
 

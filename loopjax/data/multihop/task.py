@@ -7,7 +7,6 @@ chains of graph A and none of graph B (DiscoLoop, arXiv 2607.00341, section 2).
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -103,15 +102,15 @@ class Config:
     for hops, (n_train, n_test) in enumerate(
       zip(train, test, strict=True), start=2
     ):
-      there = chains.num_chains(self.num_entities, self.out_degree, hops)
+      available = chains.num_chains(self.num_entities, self.out_degree, hops)
       requested = n_train + 2 * n_test
-      if requested > there:
+      if requested > available:
         raise UserError(
           f"task.num_train_chains={train} and task.num_test_chains={test} "
           f"(used for validation and for test) request {requested} chains of "
-          f"{hops} hops, but a graph has {there}"
+          f"{hops} hops, but a graph has {available}"
         )
-      if there > np.iinfo(np.int64).max:
+      if available > np.iinfo(np.int64).max:
         raise UserError(
           f"task.num_train_chains={train}: the {self.num_entities} *"
           f" {self.out_degree}**{hops} chains of {hops} hops cannot be numbered"
@@ -231,9 +230,7 @@ def make_dataset(
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch; T fits the longest question."""
   return pipeline.abstract_rows(batch_size, config.sequence_length)
 
@@ -308,10 +305,7 @@ def _splits(config: Config) -> tuple[chains.Graph, dict[str, np.ndarray]]:
   """Both graphs and all splits; identical in every process."""
   facts = make_graph(config)
   splits = chains.make_splits(
-    facts,
-    config.num_train_chains,
-    config.num_test_chains,
-    config.split_seed,
+    facts, config.num_train_chains, config.num_test_chains, config.split_seed
   )
   return facts, splits
 

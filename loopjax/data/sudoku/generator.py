@@ -42,34 +42,27 @@ def random_solutions(
 
 
 def generate(
-  board: board_lib.Board,
-  num: int,
-  rng: np.random.Generator,
-  min_clues: int | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  board: board_lib.Board, num: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
   """Makes puzzles that have exactly one solution.
 
   Clues are removed from random solutions, in random order, as long as the
   solution remains unique, down to a target drawn for each puzzle: uniform
-  between `min_clues` and two thirds of the cells. An unreachable target gives a
-  minimal puzzle, in which no clue can be removed.
+  between a fifth, which is out of reach for almost every solution, and two
+  thirds of the cells. An unreachable target gives a minimal puzzle, in which no
+  clue can be removed.
 
   Args:
     num: number of puzzles.
     rng: source of all randomness.
-    min_clues: smallest target; a fifth of the cells if not given, which is
-      unreachable for almost every solution.
 
   Returns:
-    questions, uint8 `[num, cells]`; answers, uint8 `[num, cells]`; ratings,
-    int32 `[num]`, see `solver.solve`.
+    Questions and answers, uint8 `[num, cells]` each.
   """
-  most = 2 * board.num_cells // 3
-  least = board.num_cells // 5 if min_clues is None else min_clues
-  targets = rng.integers(least, max(most, least), num, endpoint=True)
+  least, most = board.num_cells // 5, 2 * board.num_cells // 3
+  targets = rng.integers(least, most, num, endpoint=True)
   answers = random_solutions(board, num, rng)
-  questions = dig(board, answers, targets, rng)
-  return questions, answers, solver.solve(board, questions).guesses
+  return dig(board, answers, targets, rng), answers
 
 
 def dig(
@@ -103,8 +96,8 @@ def dig(
     candidates = solver.candidates_of(board, attempt)
     # Other solutions, if any, have another digit in this cell. Excluding its
     # own digit refutes most boards quickly.
-    own = np.uint16(1) << (digit - 1).astype(np.uint16)
-    candidates[removed, np.arange(rows.size)] ^= own
+    bit = np.uint16(1) << (digit - 1).astype(np.uint16)
+    candidates[removed, np.arange(rows.size)] ^= bit
     others = solver.solve_candidates(board, candidates, max_solutions=1)
     spare = others.num_solutions == 0
     questions[rows[spare], removed[spare]] = 0
@@ -176,7 +169,7 @@ def make_puzzles(
   answers = random_solutions(board, num_minimal, rng)
   no_clues = np.zeros(num_minimal, np.int64)
   minimal = dig(board, answers, no_clues, rng)
-  easier, more_answers, _ = generate(board, num_made - num_minimal, rng)
+  easier, more_answers = generate(board, num_made - num_minimal, rng)
   questions = np.concatenate([minimal, easier])
   answers = np.concatenate([answers, more_answers])
   _, distinct = np.unique(questions, axis=0, return_index=True)

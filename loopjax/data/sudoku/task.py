@@ -7,7 +7,6 @@ every published Sudoku-Extreme baseline).
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -78,11 +77,7 @@ class Config:
       loss_on=("all", "blanks"),
     )
     checks.at_least(
-      "task",
-      self,
-      max_revealed=0,
-      num_revealed_examples=0,
-      num_train_puzzles=0,
+      "task", self, max_revealed=0, num_revealed_examples=0, num_train_puzzles=0
     )
     if (self.max_revealed > 0) != (self.num_revealed_examples > 0):
       names = "task.max_revealed", "task.num_revealed_examples"
@@ -110,12 +105,7 @@ class Config:
       raise UserError(f"task.test_csv={self.test_csv!r} is the training file")
     if not self.test_csv:
       checks.without_effect(
-        "task",
-        self,
-        "test_csv",
-        "on_bad_row",
-        "on_overlap",
-        "check_solutions",
+        "task", self, "test_csv", "on_bad_row", "on_overlap", "check_solutions"
       )
 
   @property
@@ -140,9 +130,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(batch_size, config.board.num_cells)
 

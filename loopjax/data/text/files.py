@@ -305,9 +305,9 @@ def _read_table(
     ) from None
   try:
     table = parquet.ParquetFile(file)
-    there = table.schema_arrow.names
+    names = table.schema_arrow.names
     num_rows, size = table.metadata.num_rows, os.fstat(file.fileno()).st_size
-    _check_columns(path, there, columns)
+    _check_columns(path, names, columns)
     groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
     row_bytes = sum(g.total_byte_size for g in groups) // max(num_rows, 1)
     num = max(1, min(_TABLE_ROWS, CHUNK_BYTES // max(row_bytes, 1)))
@@ -368,13 +368,13 @@ def _read_csv(
 
 
 def _check_columns(
-  path: str, there: Sequence[str], columns: tuple[str, ...] | None
+  path: str, names: Sequence[str], columns: tuple[str, ...] | None
 ) -> None:
   """Raises UserError unless a table has the columns."""
   for column in columns or ():
-    if column not in there:
+    if column not in names:
       raise UserError(
-        f"{path}: has no column {column!r}, only {', '.join(there)[:200]};"
+        f"{path}: has no column {column!r}, only {', '.join(names)[:200]};"
         " see task.text_field and task.prompt_field"
       )
 
@@ -525,9 +525,9 @@ def _segments(
     if field in row and row[field] is None:
       raise Fault(f"its {field!r} is null; remove such rows")
     if field not in row:
-      there = ", ".join(map(str, row))[:100]
+      fields = ", ".join(map(str, row))[:100]
       raise Fault(
-        f"has no {field!r}, only {there}; see task.text_field and"
+        f"has no {field!r}, only {fields}; see task.text_field and"
         " task.prompt_field"
       )
   segments: Segments = []

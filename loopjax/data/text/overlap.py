@@ -251,9 +251,9 @@ def _look(
     hashes, text = hash_runs(texts)
     maybe = table[hashes >> shift]
     hashes, text = hashes[maybe], text[maybe]
-    there = np.isin(hashes, runs)
-    found.append(np.unique(hashes[there]))
-    num_documents += len(np.unique(text[there]))
+    is_run = np.isin(hashes, runs)
+    found.append(np.unique(hashes[is_run]))
+    num_documents += len(np.unique(text[is_run]))
   return np.unique(np.concatenate([runs[:0], *found])), num_documents
 
 

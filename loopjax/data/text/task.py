@@ -50,9 +50,7 @@ def spec(config: Config) -> TaskSpec:
   )
 
 
-def abstract_batch(
-  config: Config, batch_size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: Config, batch_size: int) -> pipeline.Shapes:
   """Shapes and dtypes of a training batch, without making the data."""
   return pipeline.abstract_rows(
     batch_size,

@@ -25,6 +25,7 @@ from loopjax.generate.programs.slots import (
   Slots,
   State,
   repeat,
+  with_seen,
 )
 from loopjax.loop import driver
 from loopjax.types import Array, Output
@@ -105,7 +106,7 @@ def decode(
   # A token that was begun by depth has been read from its first loop on.
   progress = state.slots.progress
   nothing = jax.tree.map(jnp.zeros_like, progress)
-  progress = driver.chosen(active, nothing, progress)
+  progress = driver.tree_where(active, nothing, progress)
   slots = state.slots._replace(progress=progress)
   return state._replace(slots=slots), generated
 
@@ -150,14 +151,11 @@ def sampled(
     draft=jnp.full_like(token, NO_DRAFT),
     computed=jnp.zeros_like(loops),
   )
-  vocab_size = slots.seen.shape[1]
   return slots._replace(
     token=jnp.where(live, token, slots.token),
     position=slots.position + live.astype(jnp.int32),
     num_left=jnp.where(
       live, jnp.where(stops, 0, slots.num_left - 1), slots.num_left
     ),
-    seen=slots.seen.at[each, jnp.where(live, token, vocab_size)].set(
-      True, mode="drop"
-    ),
+    seen=with_seen(slots.seen, token, live),
   ), generated

@@ -194,6 +194,12 @@ def with_rows(state: State, part: State, rows: Array, num_tokens: int) -> State:
   return State(state.cache.with_rows(part.cache, rows, num_tokens), slots)
 
 
+def with_seen(seen: Array, token: Array, live: Array) -> Array:
+  """Tokens seen, bool [B, V], and one more in the live rows."""
+  added = jnp.where(live, token, seen.shape[1])
+  return seen.at[jnp.arange(len(seen)), added].set(True, mode="drop")
+
+
 def fetched(generated: Generated) -> Generated:
   """Generated tokens as lists on the host, which are faster than arrays."""
   return jax.tree.map(lambda x: x.tolist(), jax.device_get(generated))

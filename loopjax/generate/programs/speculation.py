@@ -89,7 +89,8 @@ def speculate(
       position = slots.position + place
       new = sampling.draw(logits, seen, slots.sampling, position)
       drafted = _Draft(token, new, output.trace["state"], seen)
-      return (new, _with(seen, new, live), cache), drafted
+      seen_after = slots_lib.with_seen(seen, new, live)
+      return (new, seen_after, cache), drafted
 
     start = slots.token, slots.seen, cache
     (_, _, cache), drafts = jax.lax.scan(one, start, jnp.arange(num_drafts))
@@ -180,9 +181,3 @@ def _checked(
 def _flat(x: Array) -> Array:
   """The first two axes as one."""
   return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def _with(seen: Array, token: Array, live: Array) -> Array:
-  """Tokens seen, bool [B, V], and one more in the live rows."""
-  added = jnp.where(live, token, seen.shape[1])
-  return seen.at[jnp.arange(len(seen)), added].set(True, mode="drop")

@@ -136,7 +136,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     "flops_per_example": [
       head + config.num_layers * (once + per_loop * (loop + 1))
       for loop in range(num_loops)
-    ],
+    ]
   }
 
 

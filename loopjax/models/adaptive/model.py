@@ -223,7 +223,7 @@ def loss(
     output.hidden,
     model.readout_table(),
     batch,
-    **token_losses.of_model(model),
+    **token_losses.readout_options(model),
   )
   penalty = output.losses["prior" if config.ponder_prior else "ponder"]
   total = cross_entropy + config.ponder_weight * penalty

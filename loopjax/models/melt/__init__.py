@@ -5,12 +5,7 @@ two phases of training, `model.py` the rest of the family.
 """
 
 from loopjax.models import exiting
-from loopjax.models.melt.config import (
-  Config,
-  check_schedule,
-  costs,
-  made_from,
-)
+from loopjax.models.melt.config import Config, check_schedule, costs, made_from
 from loopjax.models.melt.model import (
   TRACES,
   Model,

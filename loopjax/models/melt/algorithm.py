@@ -223,10 +223,10 @@ def appended(
   if chunk.num_before is None:
     alone = Part(*own, first=0, reach=1, documents=same)
     return [alone, Part(*past, first=-1, documents=before)]
-  there = jnp.asarray(chunk.num_before, jnp.int32)
+  length = jnp.asarray(chunk.num_before, jnp.int32)
   return [
     Part(*own, first=0, documents=same),
-    Part(*past, documents=before, length=there),
+    Part(*past, documents=before, length=length),
   ]
 
 

@@ -220,8 +220,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     )
   tokens, width = spec.sequence_length, config.width
   chunk = config.read_chunk(spec)
-  own = chunk if chunk < tokens else 0  # Besides the tokens of the history.
-  per_layer = block.flops(config.block_shape(), tokens, own)
+  more = chunk if chunk < tokens else 0  # Besides the tokens of the history.
+  per_layer = block.flops(config.block_shape(), tokens, more)
   if config.gate in LEARNED:
     features = width if config.gate == "element" else 1
     per_layer += 4 * tokens * width * features
@@ -230,5 +230,5 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     "flops_per_example": [
       head + per_layer * config.num_layers * (loop + 1)
       for loop in range(num_loops)
-    ],
+    ]
   }

@@ -273,7 +273,7 @@ def advance(
   )
   latents, (key, value) = kept
   latents = jnp.swapaxes(latents, 0, 1)
-  own = driver.chosen(valid[:, 0], latents, progress.own)
+  own = driver.tree_where(valid[:, 0], latents, progress.own)
   stats = {"loops_run": loops.astype(jnp.float32)}
   output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   length = cache.length + (loops > 0)

@@ -81,7 +81,7 @@ def loss(
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   config, tokens = model.config, batch["inputs"]
-  readout = token_losses.of_model(model)
+  readout = token_losses.readout_options(model)
   learns = config.distill != "none"
   targets = teacher_outputs(teacher, config, batch) if learns else {}
   offset = None

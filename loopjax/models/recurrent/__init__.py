@@ -32,9 +32,7 @@ FAMILY = Family(
     has_span=True,
     has_places=True,
     exits=Exits(
-      rule=exiting.ungated_rule,
-      check=check_exits,
-      check_resumes=check_resumes,
+      rule=exiting.ungated_rule, check=check_exits, check_resumes=check_resumes
     ),
     unstacked=unstacked,
   ),

@@ -20,13 +20,7 @@ from loopjax.models.recurrent.config import Config
 from loopjax.nn import norm, stack
 from loopjax.nn.attention.parts import PartsCache
 from loopjax.nn.keys import dropout, fold_in, normal_by_token
-from loopjax.types import (
-  PRECISIONS,
-  Array,
-  LoopOptions,
-  Output,
-  TaskSpec,
-)
+from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 _EPSILON = 1e-6  # Of the norms without a gain.
@@ -264,11 +258,7 @@ class Model(nnx.Module):
     return self.final_norm(hidden)
 
   def part(
-    self,
-    call: causal.Call,
-    name: str,
-    hidden: Array,
-    cache: PartsCache | None,
+    self, call: causal.Call, name: str, hidden: Array, cache: PartsCache | None
   ) -> tuple[Array, Any]:
     """Applies "prelude" or "coda", which may have no layers."""
     layers, own = getattr(self, name, None), cache and getattr(cache, name)

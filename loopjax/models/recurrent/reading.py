@@ -99,11 +99,7 @@ def read(
   """
   num_loops = model.config.num_loops if num_loops is None else num_loops
   if exit_policy is None:
-    kind = "unroll" if cache.apart else "scan"
-    output = model(
-      tokens, num_loops=num_loops, kind=kind, cache=cache, valid=valid
-    )
-    return output._replace(cache=None), output.cache
+    return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   core: Any = cache.core
   call = causal.begin(model, tokens, num_loops, "scan", cache=core, valid=valid)

@@ -30,15 +30,15 @@ def loss(
   call: dict[str, Any] = {"documents": batch.get("documents"), "keys": keys}
   if _is_static(config):
     output = model(batch["inputs"], **call)
-    return token_losses.of_output(model, output, batch)
+    return token_losses.output_loss(model, output, batch)
   is_learned = config.depth == "learned"
   logits: Any = model.depth_logits[...] if is_learned else None
   depth = training_depth(config, key, keys, step, logits)
   output = model(batch["inputs"], depth=depth, **call)
-  total, metrics = token_losses.of_output(model, output, batch)
+  total, metrics = token_losses.output_loss(model, output, batch)
   metrics = {**metrics, "depth": jnp.mean(depth.astype(jnp.float32))}
   if is_learned:
-    costs = token_losses.of_rows(model, output, batch)
+    costs = token_losses.row_losses(model, output, batch)
     added, stats = depth_lib.learned_loss(
       logits, depth, costs, config.num_loops
     )

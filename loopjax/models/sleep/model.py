@@ -452,4 +452,4 @@ def loss(
     (f32 scalar, metrics: scalars and per-pass vectors by name).
   """
   del key, step, teacher  # No dropout, no schedule, no teacher.
-  return token_losses.of_output(model, model(batch["inputs"]), batch)
+  return token_losses.output_loss(model, model(batch["inputs"]), batch)

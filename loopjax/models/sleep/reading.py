@@ -235,11 +235,7 @@ def _sleep(model: Model, cache: SleepCache, num_passes: int) -> SleepCache:
 
 
 def _evict(
-  model: Model,
-  recent: cache_lib.Cache,
-  mask: Array,
-  start: Array,
-  full: Array,
+  model: Model, recent: cache_lib.Cache, mask: Array, start: Array, full: Array
 ) -> tuple[cache_lib.Cache, Array]:
   """Evicts full windows, except for their last P tokens.
 
@@ -299,11 +295,7 @@ def _metadata(model: Model, places: Array, mask: Array) -> attention.Metadata:
 def _slots(model: Model) -> tuple[int, int, int]:
   """The cache slots of the first layers of prelude, core and coda."""
   config = model.config
-  return (
-    0,
-    config.num_prelude,
-    config.num_layers - config.num_coda,
-  )
+  return (0, config.num_prelude, config.num_layers - config.num_coda)
 
 
 def _put(x: Array, places: Array, new: Array) -> Array:

@@ -115,12 +115,10 @@ class Config:
 
   def block_shape(self) -> Shape:
     """Structure of the block (section 2.1); raises UserError if invalid."""
-    return Shape(
+    return shape.multi_head(
       self.width,
       self.num_heads,
-      num_key_value_heads=self.num_heads,
-      head_width=shape.head_width(self.width, self.num_heads),
-      mlp_width=shape.mlp_width(self.width, self.mlp_ratio),
+      self.mlp_ratio,
       norm=norm.NORMS[self.norm],
       qk_norm=norm.rms_norm,
     )
@@ -145,5 +143,5 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   return {
     "flops_per_example": [
       head + per_loop * (loop + 1) for loop in range(num_loops)
-    ],
+    ]
   }

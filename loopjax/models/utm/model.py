@@ -207,8 +207,8 @@ class Model(nnx.Module):
     cells = g_BxSxD[:, self.config.num_memory_tokens :]
     if wanted := {"prediction", "confidence"} & {*names}:
       logits = self.head(cells).astype(jnp.float32)
-      found = linear.prediction_and_confidence(logits)
-      record |= {name: found[name] for name in wanted}
+      of_logits = linear.prediction_and_confidence(logits)
+      record |= {name: of_logits[name] for name in wanted}
     if "attention" in names or "attention_mass" in names:
       record["attention"] = self.block.attention_weights(u_BxSxD, metadata)
     if "attention_mass" in names:

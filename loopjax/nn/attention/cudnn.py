@@ -88,18 +88,20 @@ def _forward_of_all(
   limits: Any, query: Array, pairs: Any, known: Any
 ) -> tuple[Array, Any]:
   parts = _parts(limits, pairs, known)
-  found = [_forward(query, part) for part in parts]
-  output, total = found[0]
+  results = [_forward(query, part) for part in parts]
+  output, total = results[0]
   if len(parts) > 1:
     # A part that is still empty gets no weight.
     sums = [
-      own if x.length is None else jnp.where(x.length > 0, own, -jnp.inf)
-      for (_, own), x in zip(found, parts, strict=True)
+      log_sum
+      if x.length is None
+      else jnp.where(x.length > 0, log_sum, -jnp.inf)
+      for (_, log_sum), x in zip(results, parts, strict=True)
     ]
     total = jax.nn.logsumexp(jnp.stack(sums), axis=0)
     mixed = sum(
-      jnp.exp(own - total)[..., None] * x.astype(total.dtype)
-      for own, (x, _) in zip(sums, found, strict=True)
+      jnp.exp(log_sum - total)[..., None] * x.astype(total.dtype)
+      for log_sum, (x, _) in zip(sums, results, strict=True)
     )
     output = jnp.asarray(mixed).astype(output.dtype)
   # Named for rematerialisation policies.
@@ -157,11 +159,11 @@ def _backward(
     seen, query, part.key, part.value, output, cotangent
   )
   sums = jnp.pad(sums, ((0, 0), (0, query.shape[1] - length), (0, 0)))
-  given = (query, key, value, jnp.swapaxes(sums, 1, 2), cotangent)
-  operands = (*given, *seen.bias, output, *seen.lengths)
+  inputs = (query, key, value, jnp.swapaxes(sums, 1, 2), cotangent)
+  operands = (*inputs, *seen.bias, output, *seen.lengths)
   results = (query, key, value)
-  found = _call(operands, results, (), seen, width**-0.5, _BACKWARD)
-  d_query, d_key, d_value = (x[..., :width] for x in found)
+  cotangents = _call(operands, results, (), seen, width**-0.5, _BACKWARD)
+  d_query, d_key, d_value = (x[..., :width] for x in cotangents)
   num_keys = part.num_keys
   return d_query[:, :length], d_key[:, :num_keys], d_value[:, :num_keys]
 
@@ -231,10 +233,10 @@ def _call(
       {"operation_queue_id": "0", "cudnn_fmha_backend_config": config}
     ),
   )
-  *found, _ = call(*operands)
+  *outputs, _ = call(*operands)
   return [
     jnp.swapaxes(x, 1, 2) if i < len(swapped) else x
-    for i, x in enumerate(found)
+    for i, x in enumerate(outputs)
   ]
 
 
@@ -249,11 +251,11 @@ def _seen(query: Array, part: Part) -> _Seen:
   bias: tuple[Array, ...] = ()
   if part.length is not None:
     # Some versions may not support zero keys.
-    there = jnp.maximum(part.length, 1).astype(jnp.int32)
+    num_read = jnp.maximum(part.length, 1).astype(jnp.int32)
     mask_type = "PADDING"
     lengths = (
       jnp.full(batch, length, jnp.int32),
-      jnp.broadcast_to(there, batch),
+      jnp.broadcast_to(num_read, batch),
     )
     rest = part._replace(length=None)
   elif part.is_causal(length) and part.num_keys == length:
@@ -273,8 +275,7 @@ def _padded(seen: _Seen, *arrays: Array) -> list[Array]:
   tokens = _TOKENS if seen.bias else 1
   return [
     jnp.pad(
-      x,
-      ((0, 0), (0, -x.shape[1] % tokens), (0, 0), (0, -x.shape[3] % _WIDTH)),
+      x, ((0, 0), (0, -x.shape[1] % tokens), (0, 0), (0, -x.shape[3] % _WIDTH))
     )
     for x in arrays
   ]

@@ -94,20 +94,15 @@ class Attention(nnx.Module):
   ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
 
-    def matrix(
-      inputs: int, outputs: int, bias: bool = shape.attention_bias
-    ) -> nnx.Linear:
+    def matrix(inputs: int, outputs: int, bias: bool = False) -> nnx.Linear:
       init = shape.init
       return linear.linear(inputs, outputs, use_bias=bias, init=init, **shared)
 
     queries = shape.num_heads * shape.head_width
     keys = shape.num_key_value_heads * shape.head_width
-    has_bias = shape.attention_bias or shape.qk_bias
-    self.query = matrix(shape.width, queries, has_bias)
-    self.key = matrix(shape.width, keys, has_bias)
-    self.value = matrix(
-      shape.width, keys, shape.attention_bias or shape.value_bias
-    )
+    self.query = matrix(shape.width, queries, shape.qk_bias)
+    self.key = matrix(shape.width, keys, shape.qk_bias)
+    self.value = matrix(shape.width, keys, shape.value_bias)
     self.output = matrix(queries, shape.width)
     self.query_norm = shape.qk_norm(shape.head_width, **shared)
     self.key_norm = shape.qk_norm(shape.head_width, **shared)

@@ -130,8 +130,8 @@ def _documents(query: Array, part: Part) -> tuple[Array, Array]:
     jnp.zeros((batch, num_keys), jnp.int32),
   )
   if part.length is not None:
-    there = jnp.arange(num_keys)[None] < part.length
-    of_keys = jnp.where(there, of_keys, _PADDING - 1)
+    is_real = jnp.arange(num_keys)[None] < part.length
+    of_keys = jnp.where(is_real, of_keys, _PADDING - 1)
   return of_queries, of_keys
 
 

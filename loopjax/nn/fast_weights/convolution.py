@@ -158,9 +158,7 @@ def empty_tail(
 
 
 def next_tail(
-  inputs: tuple[Array, ...],
-  tail: tuple[Array, ...] | None,
-  mask: Array | None,
+  inputs: tuple[Array, ...], tail: tuple[Array, ...] | None, mask: Array | None
 ) -> tuple[Array, ...] | None:
   """The last W - 1 inputs of each convolution after a window.
 

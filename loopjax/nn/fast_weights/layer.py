@@ -220,16 +220,16 @@ def pack(x: Array, packing: Packing | None) -> tuple[Array, Array | None]:
   """(x [B, T, D] packed, with zeros for padding; the packed mask, or None)."""
   if packing is None:
     return x, None
-  there, back = _places(packing)
-  return _moved(x, there, back), packing.packed_mask
+  order, inverse = _places(packing)
+  return _moved(x, order, inverse), packing.packed_mask
 
 
 def unpack(y: Array, packing: Packing | None) -> Array:
   """Restores the original order of y [B, T, D]; zeros at padding."""
   if packing is None:
     return y
-  there, back = _places(packing)
-  return _moved(y, back, there)
+  order, inverse = _places(packing)
+  return _moved(y, inverse, order)
 
 
 _Places = tuple[Array, Array]
@@ -237,26 +237,26 @@ _Places = tuple[Array, Array]
 
 def _places(packing: Packing) -> tuple[_Places, _Places]:
   """(indices to gather, mask) for packing, and for unpacking."""
-  there = packing.order, packing.packed_mask
-  return there, (packing.place, packing.mask)
+  order = packing.order, packing.packed_mask
+  return order, (packing.place, packing.mask)
 
 
 @jax.custom_vjp
-def _moved(x: Array, there: _Places, back: _Places) -> Array:
+def _moved(x: Array, order: _Places, inverse: _Places) -> Array:
   """Moves tokens of x [B, T, D]; the gradient is also a gather."""
-  del back
-  source, mask = there
+  del inverse
+  source, mask = order
   x = jnp.take_along_axis(x, source[..., None], axis=1)
   return jnp.where(mask[..., None], x, 0)
 
 
-def _moved_forward(x: Array, there: _Places, back: _Places) -> Any:
-  return _moved(x, there, back), (there, back)
+def _moved_forward(x: Array, order: _Places, inverse: _Places) -> Any:
+  return _moved(x, order, inverse), (order, inverse)
 
 
 def _moved_backward(places: tuple[_Places, _Places], cotangent: Array) -> Any:
-  there, back = places
-  return _moved(cotangent, back, there), None, None
+  order, inverse = places
+  return _moved(cotangent, inverse, order), None, None
 
 
 _moved.defvjp(_moved_forward, _moved_backward)

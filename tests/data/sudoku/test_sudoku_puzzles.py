@@ -106,9 +106,7 @@ def test_made_saved_and_loaded(tmp_path):
 
 def test_odd_number_of_cells_survives_packing():
   board = board_lib.Board(3, 3)
-  questions, answers, _ = generator.generate(
-    board, 20, np.random.default_rng(0)
-  )
+  questions, answers = generator.generate(board, 20, np.random.default_rng(0))
   givens, packed, _ = puzzles_lib.pack(board, questions, answers)
   assert (givens.shape, packed.shape) == ((20, 11), (20, 41))
   got = puzzles_lib.unpack(board, givens, packed)

@@ -43,7 +43,7 @@ def test_solutions_stay_solutions(board):
 @each_board
 def test_puzzles_keep_blanks_answers_and_uniqueness(board):
   rng = np.random.default_rng(0)
-  questions, answers, _ = generator.generate(board, 100, rng)
+  questions, answers = generator.generate(board, 100, rng)
   change = random_symmetries(board, 100, 1)
   assert (change.relabelling[:, 0] == 0).all()
   question = symmetry.apply(change, questions)

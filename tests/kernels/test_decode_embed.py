@@ -12,7 +12,7 @@ from tests_support import assert_rounded
 from vocabulary_examples import FAST, HIDDEN, ROWS, like
 
 from loopjax.kernels import vocabulary
-from loopjax.loop.channel import decode_embed
+from loopjax.kernels.decode_embed import decode_embed
 
 WIDTH = 12
 assert_close = functools.partial(vocabulary_examples.assert_close, least=0.0)
