@@ -50,7 +50,7 @@ def main(argv):
   rows = parts[_PART.value]()
   if _JSON.value:
     report = {"rows": rows, **provenance.environment()}
-    with open(_JSON.value, "w") as file:
+    with open(_JSON.value, "w", encoding="utf-8") as file:
       json.dump(report, file, indent=2)
 
 

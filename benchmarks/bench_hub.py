@@ -52,7 +52,7 @@ def make(folder: pathlib.Path, preset: str) -> None:
   content = convert.config_of(layout, settings.model, vocab_size)
   content |= {"max_position_embeddings": 4096, "eos_token_id": 0}
   # Written last: its presence marks a complete folder.
-  (folder / "config.json").write_text(json.dumps(content))
+  (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 def measure(folder: pathlib.Path, part: str, dtype: str) -> None:
@@ -77,7 +77,7 @@ def measure(folder: pathlib.Path, part: str, dtype: str) -> None:
 
 def _peak() -> int:
   """Peak memory of this process so far, in bytes."""
-  status = pathlib.Path("/proc/self/status").read_text()
+  status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
   return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 

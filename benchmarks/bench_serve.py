@@ -96,7 +96,7 @@ async def arriving(client: httpx.AsyncClient, rate: float, options) -> dict:
 
 def memory_mib(pid: int) -> float:
   """Memory of a process, except pages shared with files."""
-  with open(f"/proc/{pid}/status") as file:
+  with open(f"/proc/{pid}/status", encoding="utf-8") as file:
     lines = dict(line.split(":", 1) for line in file)
   return int(lines["RssAnon"].split()[0]) / 1024
 

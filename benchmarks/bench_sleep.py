@@ -90,7 +90,7 @@ def main(argv):
   )
   if _JSON.value:
     report = {"rows": by_window + by_passes, **provenance.environment()}
-    with open(_JSON.value, "w") as file:
+    with open(_JSON.value, "w", encoding="utf-8") as file:
       json.dump(report, file, indent=2)
   if _FIGURE.value:
     _draw(by_window, by_passes)

@@ -84,7 +84,7 @@ def measure(train: pathlib.Path, test: pathlib.Path, part: str) -> None:
 
 def _peak() -> int:
   """Peak memory of this process so far, in MiB."""
-  status = pathlib.Path("/proc/self/status").read_text()
+  status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
   return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 

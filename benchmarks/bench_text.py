@@ -101,13 +101,20 @@ def _watch(peaks: list[int]) -> None:
     parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
       with contextlib.suppress(OSError):
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        fields = (
+          (folder / "stat")
+          .read_text(encoding="utf-8")
+          .rpartition(")")[2]
+          .split()
+        )
         parents[int(folder.name)] = int(fields[1])
     tree, total = [os.getpid()], 0
     for process in tree:  # The list grows.
       tree += [child for child, parent in parents.items() if parent == process]
       with contextlib.suppress(OSError, IndexError):
-        text = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text()
+        text = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text(
+          encoding="utf-8"
+        )
         total += int(text.split("\nPss:")[1].split()[0])
     peaks.append(total // 1024)
     time.sleep(0.2)
@@ -115,7 +122,7 @@ def _watch(peaks: list[int]) -> None:
 
 def _peak_mib() -> int:
   """Peak memory of this process so far, in MiB."""
-  status = pathlib.Path("/proc/self/status").read_text()
+  status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
   return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 

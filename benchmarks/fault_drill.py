@@ -79,7 +79,7 @@ def main() -> int:
       lines.append(f"| {drill} | {held} | {seconds:.0f} | {said} |")
       print(lines[-1], flush=True)
   if options.out:
-    options.out.write_text("\n".join(lines) + "\n")
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
   return 1 if failed else 0
 
 

@@ -42,7 +42,7 @@ def main() -> None:
   parser.add_argument("--length", type=int, default=600)
   options = parser.parse_args()
   text = options.text.read_text(encoding="utf-8")
-  with options.out.open("w") as out:
+  with options.out.open("w", encoding="utf-8") as out:
     found = passages(text, options.number, options.length)
     for doc_id, passage in enumerate(found):
       request = {"context": "", "continuation": passage}

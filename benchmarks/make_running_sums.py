@@ -50,7 +50,9 @@ def main() -> None:
 
 
 def _write(path: pathlib.Path, rows: list[dict[str, object]]) -> None:
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  path.write_text(
+    "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+  )
 
 
 if __name__ == "__main__":

@@ -136,13 +136,13 @@ def draw(tree: pathlib.Path, number: int, seed: int) -> list[Row]:
   total = [
     (path, i, len(here))
     for path in files
-    for i, here in enumerate(places(path.read_text()))
+    for i, here in enumerate(places(path.read_text(encoding="utf-8")))
   ]
   print(f"{len(total)} places in {len(files)} modules", flush=True)
   rng = random.Random(seed)
   rows: list[Row] = []
   for path, i, num_changes in rng.sample(total, number):
-    before = path.read_text()
+    before = path.read_text(encoding="utf-8")
     line, change, changed = places(before)[i][rng.randrange(num_changes)]
     after = changed()
     both = before.splitlines(), after.splitlines()
@@ -180,7 +180,7 @@ def closest(tree: pathlib.Path, file: str, names: Sequence[str]) -> list[str]:
   of names mentioned, then by size.
   """
   tests = {
-    str(path.relative_to(tree)): path.read_text()
+    str(path.relative_to(tree)): path.read_text(encoding="utf-8")
     for path in (tree / "tests").rglob("test_*.py")
   }
   package = pathlib.PurePath(file).parts[1]
@@ -212,7 +212,7 @@ def attempt(
     finally:
       os._exit(code)
   os.close(writing)
-  with open(reading) as stream:
+  with open(reading, encoding="utf-8") as stream:
     said = stream.read().splitlines()  # Until the child exits.
   _, status, used = os.wait4(child, 0)
   with contextlib.suppress(ProcessLookupError):
@@ -333,7 +333,9 @@ def main() -> None:
       archive.extractall(tree, filter="data")
     if not out.exists():
       _write(out, draw(tree, options.number, options.seed))
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [
+      json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()
+    ]
     only = [int(index) for index in options.only.split(",") if index]
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
@@ -345,7 +347,7 @@ def main() -> None:
     for row in rows:
       if row["index"] not in only if only else row["result"]:
         continue
-      if (tree / row["file"]).read_text() != row["before"]:
+      if (tree / row["file"]).read_text(encoding="utf-8") != row["before"]:
         parser.error(f"{row['file']} has changed since {out} was drawn")
       tests = list(filter(None, options.tests.split(",")))
       names = words(row["before"], row["file"], row["line"])
@@ -358,7 +360,9 @@ def main() -> None:
 
 
 def _write(out: pathlib.Path, rows: list[Row]) -> None:
-  out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  out.write_text(
+    "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+  )
 
 
 if __name__ == "__main__":

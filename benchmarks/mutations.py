@@ -52,7 +52,7 @@ class Mutation(NamedTuple):
 
 def load(table: pathlib.Path = TABLE) -> list[Mutation]:
   """The rows of a table."""
-  rows = tomllib.loads(table.read_text())
+  rows = tomllib.loads(table.read_text(encoding="utf-8"))
   return [Mutation(breaks, **row) for breaks, row in rows.items()]
 
 
@@ -78,12 +78,14 @@ def judge(mutation: Mutation, root: pathlib.Path, seconds: float) -> str:
   if reason := stale(mutation, root):
     return f"stale: {reason}"
   path = root / mutation.file
-  original = path.read_text()
-  path.write_text(original.replace(mutation.before, mutation.after))
+  original = path.read_text(encoding="utf-8")
+  path.write_text(
+    original.replace(mutation.before, mutation.after), encoding="utf-8"
+  )
   try:
     result = run_tests(mutation.tests, root, seconds)
   finally:
-    path.write_text(original)
+    path.write_text(original, encoding="utf-8")
   return {"failed": "caught", "passed": "missed"}.get(result, result)
 
 
@@ -126,7 +128,7 @@ def copy_tree(target: pathlib.Path) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> str:
-  return path.read_text() if path.is_file() else ""
+  return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ def main() -> None:
   parser.add_argument("runs", type=pathlib.Path, help="NAME.runs.json")
   parser.add_argument("--draws", type=int, default=2000, help="orders of a run")
   options = parser.parse_args()
-  items = json.loads(options.runs.read_text())["items"]
+  items = json.loads(options.runs.read_text(encoding="utf-8"))["items"]
   rng = np.random.default_rng(0)
   ours = np.array([onset.losses(item["evaluations"]) for item in items])
   chance = np.array(

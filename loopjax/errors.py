@@ -94,6 +94,23 @@ def print_error(error: object) -> None:
     print(f"error: {line}", file=sys.stderr)
 
 
+def _open_standard_streams() -> None:
+  """Opens the null device in place of standard streams that are closed.
+
+  Else the next file that is opened takes a closed one's number, and messages of
+  libraries end up in it.
+  """
+  for number, name in enumerate(("stdin", "stdout", "stderr")):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
+    if getattr(sys, name) is None:
+      mode = "w" if number else "r"
+      stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+      setattr(sys, name, stream)
+
+
 def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
   """A command whose UserError becomes one line and exit status 2.
 
@@ -104,6 +121,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def guarded(*args: Any) -> int:
+    _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
       # A character of another encoding must not end a run, when it is printed.
       sys.stdout.reconfigure(errors="backslashreplace")  # As standard error.

@@ -205,7 +205,8 @@ def observe(params, rows):
 # %%
 size = min(256, language_model.context_length)
 unseen = "".join(
-  p.read_text() for p in sorted(pathlib.Path("configs").iterdir())
+  path.read_text(encoding="utf-8")
+  for path in sorted(pathlib.Path("configs").iterdir())
 )
 (ids,) = tokenizer.encode([unseen])
 rows = np.resize(ids, (len(ids) // (size - 1), size - 1))[: 4 if SMOKE else 128]

@@ -181,7 +181,9 @@ def programs():
 def _resident_bytes():
   """Memory of this process; infinite where Linux does not say it."""
   try:
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    pages = int(
+      pathlib.Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
+    )
   except OSError:
     return float("inf")
   return pages * os.sysconf("SC_PAGE_SIZE")

@@ -70,9 +70,9 @@ def _is_a_program(module: str) -> bool:
   found = importlib.util.find_spec(module)
   if found and found.submodule_search_locations:
     found = importlib.util.find_spec(f"{module}.__main__")
-  return (
-    found is not None and "__main__" in pathlib.Path(found.origin).read_text()
-  )
+  return found is not None and "__main__" in pathlib.Path(
+    found.origin
+  ).read_text(encoding="utf-8")
 
 
 def _check_config(command) -> None:
@@ -166,7 +166,7 @@ def test_every_sweep_is_on_the_page_of_its_family(name):
 def _defined(path: pathlib.Path) -> set[str]:
   """Names of a file: functions, classes, their members, assignments."""
   names = set()
-  for node in ast.parse(path.read_text()).body:
+  for node in ast.parse(path.read_text(encoding="utf-8")).body:
     inner = getattr(node, "body", []) if isinstance(node, ast.ClassDef) else []
     for item in (node, *inner):
       before = f"{node.name}." if item is not node else ""
@@ -307,7 +307,7 @@ DIALECT = re.compile(
 
 def _words(path: pathlib.Path) -> str:
   """The strings, docstrings and comments of a module, or a page's text."""
-  text = path.read_text()
+  text = path.read_text(encoding="utf-8")
   if path.suffix != ".py":
     return text
   nodes = ast.walk(ast.parse(text))

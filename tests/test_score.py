@@ -71,7 +71,9 @@ def test_own_puzzles_have_the_scores_of_a_loop_over_them(
   )
   found = score_model(config, ENTRY)
   there = pathlib.Path("runs/sudoku_6x6/evaluation/summary.json")
-  assert json.loads(there.read_text())["metrics"] == found["metrics"]
+  assert (
+    json.loads(there.read_text(encoding="utf-8"))["metrics"] == found["metrics"]
+  )
   assert found["metrics"]["test/count"] == len(right)
   expected = pytest.approx(np.mean(right))
   assert found["metrics"]["test/exact_match"] == expected

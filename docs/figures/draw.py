@@ -22,7 +22,7 @@ RUNS = HERE.parent.parent / "benchmarks" / "runs"
 
 def table(file: str, first: str) -> list[list[str]]:
   """The rows of the table on a page of results whose header begins so."""
-  text = (RESULTS / file).read_text()
+  text = (RESULTS / file).read_text(encoding="utf-8")
   (found,) = re.findall(rf"(?m)^{re.escape(first)}.*\n((?:\|.*\n)+)", text)
   rows = [line.strip("|\n").split("|") for line in found.splitlines()[1:]]
   return [[cell.strip() for cell in row] for row in rows]
@@ -55,7 +55,7 @@ def more_loops(name: str, file: str) -> None:
   """Draws the share of puzzles solved after each loop, a line for each run."""
   figure = draw.new(6.4, 2.9)
   axes = figure.subplots()
-  kept = json.loads((RUNS / file).read_text())["items"]
+  kept = json.loads((RUNS / file).read_text(encoding="utf-8"))["items"]
   for place, run in enumerate(kept):
     metrics, trained = run["summary"]["metrics"], run["config"]["model"]
     loops = np.arange(1, 3 * trained["num_loops"] + 1)
@@ -81,7 +81,7 @@ def equal_time(name: str, files: tuple[str, ...]) -> None:
   axes = figure.subplots()
   for place, (file, passes) in enumerate(zip(files, (4, 1), strict=True)):
     label = f"{passes} pass{'es' * (passes > 1)}"
-    for run in json.loads((RUNS / file).read_text())["items"]:
+    for run in json.loads((RUNS / file).read_text(encoding="utf-8"))["items"]:
       loops = run["summary"]["metrics"]["test/loops_run"]
       if (run["config"]["task"]["num_steps"], loops) != (5, passes):
         continue

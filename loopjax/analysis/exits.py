@@ -169,7 +169,9 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
       document.Shaded(pieces),
     ]
   path = evaluated.directory / "exit_map.html"
-  path.write_text(document.to_html("When tokens exit", blocks))
+  path.write_text(
+    document.to_html("When tokens exit", blocks), encoding="utf-8"
+  )
   return [path]
 
 

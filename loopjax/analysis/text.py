@@ -140,7 +140,7 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     for heading in _TEMPERATURES:
       blocks += [document.Heading(3, heading), document.Code(next(texts).text)]
   path = evaluated.directory / "samples.html"
-  path.write_text(document.to_html("Samples", blocks))
+  path.write_text(document.to_html("Samples", blocks), encoding="utf-8")
   return [path]
 
 

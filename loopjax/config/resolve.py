@@ -77,6 +77,13 @@ def check_config(
 
 
 MAX_LOOPS = 2**16
+# Options of JAX, also by variables of the environment, that change the random
+# numbers of a seed.
+_RANDOM = {
+  "jax_default_prng_impl": "threefry2x32",
+  "jax_threefry_partitionable": True,
+  "jax_random_seed_offset": 0,
+}
 
 
 def resolve(config: ml_collections.ConfigDict) -> Settings:
@@ -89,6 +96,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     UserError: values or combinations are invalid; all of them that can be told
       apart are named, a line each.
   """
+  _check_random_numbers()
   chosen = {*by_user(config)}
   notes: list[str] = []
   while True:
@@ -105,6 +113,18 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   for note in notes:
     print(f"note: {note}", file=sys.stderr)
   return settings
+
+
+def _check_random_numbers() -> None:
+  """Raises UserError where a seed stands for other numbers than elsewhere."""
+  for name, expected in _RANDOM.items():
+    # An option that JAX no longer has does nothing.
+    value = getattr(jax.config, name, expected)
+    if value != expected:
+      raise UserError(
+        f"{name.upper()}={value} changes the random numbers of every seed;"
+        f" loopjax needs {expected}, the default"
+      )
 
 
 def _resets(moot: Iterable[Moot], chosen: Set[str]) -> list[Moot]:

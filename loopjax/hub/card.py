@@ -41,7 +41,7 @@ def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
       parameters.
   """
   text = card(workdir, folder)
-  (folder / FILE).write_text(text)
+  (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:

@@ -412,14 +412,25 @@ def settings_of(layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
   """Settings of the layout's family from a config.json.
 
   Raises:
-    UserError: a setting is missing, or no model here can express it.
+    UserError: a setting is missing or unknown, or no model here can express it.
   """
   for name, value in layout.fixed.items():
     if config.get(name, value) != value:
       raise UserError(
         f"{name}={config[name]!r} is unsupported: expected {value!r}"
       )
+  if names := layout_lib.unknown(layout, config):
+    shown = ", ".join(f"{name}={_short(config[name])}" for name in names)
+    raise UserError(
+      f"{shown}: unknown to loopjax; remove from the file what does not change"
+      " the model"
+    )
   return layout.settings(config)
+
+
+def _short(value: Any, most: int = 60) -> str:
+  shown = repr(value)
+  return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
 def config_of(layout: Layout, model: Any, vocab_size: int) -> dict[str, Any]:

@@ -144,7 +144,9 @@ def write(
       "metadata": {"total_size": sum(x.nbytes for x in made.values())},
       "weight_map": where,
     }
-    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / INDEX).write_text(
+      json.dumps(content, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _of_file(path: pathlib.Path) -> Iterable[tuple[str, Tensor]]:

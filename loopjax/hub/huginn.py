@@ -53,6 +53,18 @@ _FIXED = {
   "bias": False,
   "test_time_noise": 0,
 }
+# Read, implied by what is read, or of training; the published code also has
+# the names of `transformers`.
+_KNOWN = frozenset((
+  "vocab_size", "padded_vocab_size", "n_embd", "n_heads",
+  "num_key_value_heads", "head_dim", "n_layers", "n_layers_in_prelude",
+  "n_layers_in_recurrent_block", "n_layers_in_coda",
+  "effective_expected_depth", "mean_recurrence", "mean_backprop_depth",
+  "intermediate_size", "qk_bias", "rope_base", "norm_eps", "tie_embeddings",
+  "init_values", "init_strategy", "init_orthogonal", "padding_multiple",
+  "test_time_noise_type", "attn_impl", "hidden_size", "num_attention_heads",
+  "num_hidden_layers", "max_position_embeddings", "tie_word_embeddings",
+))  # fmt: skip
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,4 +170,5 @@ LAYOUT = Layout(
   _settings,
   _config,
   _constants,
+  known=_KNOWN,
 )

@@ -8,6 +8,39 @@ import numpy as np
 
 from loopjax.errors import UserError
 
+# Keys of any config.json that change nothing that is computed here: origin,
+# training, storage, and generation, which the command decides.
+_UNUSED = frozenset((
+  "architectures", "auto_map", "dtype", "model_type", "name_or_path",
+  "tokenizer_class", "torch_dtype", "transformers_version",
+  "transformers.js_config", "unsloth_fixed", "unsloth_version",
+  "activation_checkpoint_impl", "attention_dropout", "finetuning_task",
+  "gradient_checkpointing", "hidden_dropout", "initializer_range",
+  "label2id", "id2label", "num_labels", "problem_type", "resid_pdrop",
+  "embd_pdrop", "router_aux_loss_coef", "task_specific_params",
+  "tf_legacy_loss", "attn_implementation", "chunk_size_feed_forward",
+  "keys_to_ignore_at_inference", "is_decoder", "is_llama_config",
+  "output_attentions", "output_hidden_states", "output_scores",
+  "pretraining_tp", "return_dict", "return_dict_in_generate", "torchscript",
+  "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict",
+  "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+  "unk_token_id", "decoder_start_token_id", "forced_bos_token_id",
+  "forced_eos_token_id", "bad_words_ids", "begin_suppress_tokens",
+  "suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+  "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
+  "length_penalty", "max_length", "max_new_tokens", "min_length",
+  "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+  "num_return_sequences", "prefix", "remove_invalid_values",
+  "repetition_penalty", "temperature", "top_k", "top_p", "typical_p",
+))  # fmt: skip
+# Keys that change nothing while they are off: false, 0 or empty.
+_OFF = frozenset((
+  "add_cross_attention", "is_encoder_decoder", "pruned_heads",
+  "rope_interleaved", "tie_encoder_decoder", "use_mrope",
+))  # fmt: skip
+# Beginnings of keys that are private to `transformers`, or written here.
+_PRIVATE = ("_", "loopjax_")
+
 
 class Row(NamedTuple):
   """One of our parameters and the corresponding tensor.
@@ -51,6 +84,8 @@ class Layout(NamedTuple):
       follow from them, which only the published code reads.
     defaults: settings that config.json may lack: `transformers` only writes
       those that differ from the default.
+    known: other keys that `settings` reads, or that repeat one of those, or
+      that change nothing in this architecture.
   """
 
   architecture: str
@@ -63,6 +98,22 @@ class Layout(NamedTuple):
   config: Callable[[Any, int], dict[str, Any]]
   constants: Callable[[Any, int], dict[str, np.ndarray]] = lambda *_: {}
   defaults: Mapping[str, Any] = MappingProxyType({})
+  known: frozenset[str] = frozenset()
+
+
+def unknown(layout: Layout, config: Mapping[str, Any]) -> list[str]:
+  """Keys of a config.json that might change the model, in a way unknown here.
+
+  An absent value (null) changes nothing.
+  """
+  known = {*layout.known, *layout.fixed, *layout.defaults, layout.context}
+  return [
+    key
+    for key, value in config.items()
+    if value is not None
+    and not (key in known or key in _UNUSED or (key in _OFF and not value))
+    and not key.startswith(_PRIVATE)
+  ]
 
 
 def stacked(ours: str, theirs: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:

@@ -61,6 +61,15 @@ _FIXED = {
   "mlp_bias": False,
   "use_sliding_window": False,
 }
+# What `_settings` reads, and a window that `use_sliding_window` turns off.
+_KNOWN = frozenset((
+  "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+  "num_attention_heads", "num_key_value_heads", "head_dim",
+  "tie_word_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling",
+  "rope_parameters", "partial_rotary_factor", "layer_types",
+  "original_max_position_embeddings",
+))  # fmt: skip
+_WINDOW = _KNOWN | {"sliding_window", "max_window_layers"}
 # The numbers of `rope.Scaling` by their names in config.json.
 _LLAMA3 = (
   "factor", "low_freq_factor", "high_freq_factor",
@@ -274,7 +283,7 @@ def _layout(
     fixed,
     "max_position_embeddings",
     *functions,
-  )
+  )._replace(known=_KNOWN)
 
 
 def _ouro(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,13 +342,16 @@ LAYOUTS: Mapping[str, Layout] = {
   "ouro": _layout(
     "OuroForCausalLM",
     _SANDWICH,
-    _FIXED,
+    {**_FIXED, "early_exit_threshold": 1.0},
     _ouro,
     _as_ouro,
     around=(*_AROUND, *_GATE),
-  ),
+  )._replace(known=_WINDOW | {"total_ut_steps"}),
   "nanbeige": _layout(
     "NanbeigeForCausalLM", (), {**_FIXED, **_NANBEIGE}, _nanbeige, _as_nanbeige
+  )._replace(
+    # Heads of `kv_channels` features: what `head_dim` says, too.
+    known=_KNOWN | {"num_loops", "skip_loop_final_norm", "kv_channels"}
   ),
   "iquestloopcoder": _layout(
     "IQuestLoopCoderForCausalLM",
@@ -351,10 +363,10 @@ LAYOUTS: Mapping[str, Layout] = {
   )._replace(family="plt", defaults=_IQUEST),
   "qwen3": _once(
     "Qwen3ForCausalLM", _HEAD_NORMS, qk_norm=True, defaults=_QWEN3
-  ),
+  )._replace(known=_WINDOW),
   "qwen2": _once(
     "Qwen2ForCausalLM", _BIASES, qk_bias=True, value_bias=True, defaults=_QWEN2
-  ),
+  )._replace(known=_WINDOW),
   "llama": _once("LlamaForCausalLM", defaults=_LLAMA),
   "mistral": _once(
     "MistralForCausalLM", fixed={"sliding_window": None}, defaults=_MISTRAL

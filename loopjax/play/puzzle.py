@@ -23,6 +23,8 @@ _MORE = ("weight", "attention")
 # Difficulties, and their places among random puzzles in order of difficulty.
 LEVELS = {"easy": 0.1, "medium": 0.4, "hard": 0.75, "hardest": 0.97}
 _DRAWN = 32
+# Nodes of a search for solutions: under a second. The page waits for it.
+_MAX_NODES = 2**19
 
 
 def load(source: Source) -> Inspector:
@@ -133,15 +135,19 @@ def _inspect(
     attention = attention / attention.max(axis=-1, keepdims=True)
     raw = np.rint(255 * attention).astype(np.uint8).tobytes()
     found["attention"] = base64.b64encode(raw).decode()
-  solved = solver.solve(board, given[None].astype(np.uint8))
+  solved = solver.solve(
+    board, given[None].astype(np.uint8), max_nodes=_MAX_NODES
+  )
   number = int(solved.num_solutions[0])
   unique = number == 1
   return {
     "prompt": characters(given),
     "solution": characters(solved.solutions[0]) if unique else "",
-    "solutions": {0: "no solution", 1: "one solution"}.get(
-      number, "several solutions"
-    ),
+    "solutions": {
+      -1: "an unknown number of solutions (the search took too long)",
+      0: "no solution",
+      1: "one solution",
+    }.get(number, "several solutions"),
     "guesses": int(solved.guesses[0]),
     "digits": [(row - 1).tolist() for row in digits],
     "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],

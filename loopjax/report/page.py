@@ -66,13 +66,13 @@ def write(
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
     blocks = [document.Heading(1, title), *_body(out, plans, others)]
-    html.write_text(document.to_html(title, blocks))
-    markdown.write_text(document.to_markdown(blocks))
+    html.write_text(document.to_html(title, blocks), encoding="utf-8")
+    markdown.write_text(document.to_markdown(blocks), encoding="utf-8")
     runs = runs_lib.each_once(plans, others)
-    data.write_text(table.to_csv(records.records(runs)))
+    data.write_text(table.to_csv(records.records(runs)), encoding="utf-8")
     if theirs:
       written.append(out / "papers.csv")
-      written[-1].write_text(table.to_csv(theirs))
+      written[-1].write_text(table.to_csv(theirs), encoding="utf-8")
   return written
 
 

@@ -80,11 +80,11 @@ class WeightsAndBiases:
     self._wandb = wandb
     run_id = workdir / ".wandb_run"
     if not run_id.exists():
-      run_id.write_text(uuid.uuid4().hex)
+      run_id.write_text(uuid.uuid4().hex, encoding="utf-8")
     try:
       self._run = wandb.init(
         project=project,
-        id=run_id.read_text(),
+        id=run_id.read_text(encoding="utf-8"),
         name=workdir.name,
         dir=str(workdir),
         config=dict(config),

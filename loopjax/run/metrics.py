@@ -61,7 +61,7 @@ class Writer:
     workdir_lib.write_text(path, text)
     for row in rows:
       self._remember(row)
-    self._file = path.open("a")
+    self._file = path.open("a", encoding="utf-8")
     self._num_steps, self._shown = num_steps, shown
     self._boards, self._label = boards, label
     self._bar = tqdm.tqdm(

@@ -56,7 +56,7 @@ def entry(
     return path
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f".{key}.lock"), "a") as lock:
+    with open(path.with_name(f".{key}.lock"), "a", encoding="utf-8") as lock:
       fcntl.flock(lock, fcntl.LOCK_EX)
       if not _is_whole(path):  # Another process may have written it.
         _write(path, path.with_name(f".{key}.partial"), write)
@@ -77,7 +77,7 @@ def _write(path, partial, write):
   try:
     write(partial)
     sums = {file.name: _checksum(file) for file in partial.iterdir()}
-    (partial / _CHECKSUMS).write_text(json.dumps(sums))
+    (partial / _CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
     partial.replace(path)
   except BaseException:
     shutil.rmtree(partial, ignore_errors=True)
@@ -86,7 +86,7 @@ def _write(path, partial, write):
 
 def _is_whole(path: pathlib.Path) -> bool:
   try:
-    sums = json.loads((path / _CHECKSUMS).read_text())
+    sums = json.loads((path / _CHECKSUMS).read_text(encoding="utf-8"))
     return all(_checksum(path / name) == sums[name] for name in sums)
   except (OSError, ValueError):
     return False

@@ -56,7 +56,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 def _held(workdir: pathlib.Path) -> Iterator[None]:
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = open(workdir / ".lock", "a")  # noqa: SIM115
+    lock = open(workdir / ".lock", "a", encoding="utf-8")  # noqa: SIM115
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +185,9 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   Lines that a crash has damaged, or that are not metrics, are skipped.
   """
   try:
-    text = (workdir / "metrics.jsonl").read_text(errors="replace")
+    text = (workdir / "metrics.jsonl").read_text(
+      errors="replace", encoding="utf-8"
+    )
   except FileNotFoundError:
     return []
   rows = []

@@ -102,13 +102,22 @@ class Service:
   async def models(self, request: Request) -> Response:
     """The list of models."""
     del request
-    shared = {
+    models = [self._facts(name) for name in self._models]
+    return JSONResponse({"object": "list", "data": models})
+
+  async def model(self, request: Request) -> Response:
+    """One of the models."""
+    name = request.path_params["name"]
+    protocol.check_model(name, self._models)
+    return JSONResponse(self._facts(name))
+
+  def _facts(self, name: str) -> dict[str, Any]:
+    return {
+      "id": name,
       "object": "model",
       "created": self._started,
       "owned_by": "loopjax",
     }
-    models = [{"id": name, **shared} for name in self._models]
-    return JSONResponse({"object": "list", "data": models})
 
   async def metrics(self, request: Request) -> Response:
     """The metrics in Prometheus' text format."""
@@ -236,6 +245,7 @@ def make_app(
       route("/health", service.health, "GET"),
       route("/metrics", service.metrics, "GET"),
       route("/v1/models", service.models, "GET"),
+      route("/v1/models/{name:path}", service.model, "GET"),
       route("/v1/completions", service.completions, "POST"),
       route("/v1/chat/completions", service.chat, "POST"),
     ],

@@ -217,7 +217,7 @@ def _token(options: Options) -> str:
       " --token_file=FILE with the bearer token that clients must send"
     )
   try:
-    token = options.token_file.read_text().strip()
+    token = options.token_file.read_text(encoding="utf-8").strip()
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(
       f"--token_file={options.token_file}: cannot be read: {error}"

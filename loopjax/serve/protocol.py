@@ -1,7 +1,7 @@
 """Validates request bodies and converts them to `CompletionRequest`."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax.data.text.tokenizer import Tokenizer
@@ -79,6 +79,18 @@ class ServedModel(NamedTuple):
   prefill_loops: int = 0
 
 
+def check_model(name: str, models: Collection[str]) -> None:
+  """Raises ClientError unless a model of this name is served."""
+  if name not in models:
+    raise ClientError(
+      f"unknown model {fields_lib.abbreviate(name)}; expected one of"
+      f" {', '.join(map(repr, models))}",
+      status=404,
+      param="model",
+      code="model_not_found",
+    )
+
+
 def parse(
   body: bytes, models: Mapping[str, ServedModel], *, chat: bool
 ) -> tuple[ServedModel, CompletionRequest]:
@@ -94,14 +106,7 @@ def parse(
   """
   fields = fields_lib.parse(body, chat=chat)
   name = fields_lib.text(fields, "model", next(iter(models)))
-  if name not in models:
-    raise ClientError(
-      f"unknown model {fields_lib.abbreviate(name)}; expected one of"
-      f" {', '.join(map(repr, models))}",
-      status=404,
-      param="model",
-      code="model_not_found",
-    )
+  check_model(name, models)
   model = models[name]
   prompts = _messages(fields, model) if chat else _prompts(fields, model)
   echoed = _echoed(fields, model, prompts)

@@ -106,7 +106,7 @@ def run_command(
     The exit status, negative if a signal ended the command, and its last line
     of output.
   """
-  with log.open("a+", errors="replace") as file:
+  with log.open("a+", encoding="utf-8", errors="replace") as file:
     before = file.seek(0, os.SEEK_END)
     with subprocess.Popen(
       command,

@@ -47,7 +47,7 @@ def _list() -> str:
     folder = zoo.ROOT / name
     config = workdir_lib.read_json(folder / "config.json")
     summary = workdir_lib.read_json(folder / "summary.json")
-    about = (folder / "README.md").read_text().split("\n\n")[1]
+    about = (folder / "README.md").read_text(encoding="utf-8").split("\n\n")[1]
     commands = entries.COMMANDS.get(config["task"]["name"], ())
     lines.append(
       (

@@ -72,7 +72,7 @@ def export(
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   task = config["task"]["name"]
   text = card(name, about, task, headline, summary)
-  (folder / "README.md").write_text(text)
+  (folder / "README.md").write_text(text, encoding="utf-8")
   zoo.write(folder, run.params, dtype)
   return folder
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import jax
 import pytest
 from tests_support import (
   CONFIGS,
@@ -511,3 +512,14 @@ def test_a_depth_that_a_transformer_has_not_is_named_before_training(setting):
   config = load_config("multihop_disco", argument)
   with pytest.raises(UserError, match=f"{setting}: num_loops=.* must be 1 to"):
     config_lib.resolve(config)
+
+
+def test_a_seed_means_the_same_numbers_everywhere():
+  """JAX's options for others, often set for a whole machine, are refused."""
+  config = load_config("sudoku_utm", "smoke")
+  for other, name in (
+    (jax.default_prng_impl("rbg"), "JAX_DEFAULT_PRNG_IMPL=rbg changes"),
+    (jax.threefry_partitionable(False), "JAX_THREEFRY_PARTITIONABLE=False"),
+  ):
+    with other, pytest.raises(UserError, match=name):
+      config_lib.resolve(config)

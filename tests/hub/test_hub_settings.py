@@ -15,18 +15,32 @@ from loopjax.models.recurrent import config as recurrent
 from loopjax.nn import stack
 
 NAMES = tuple(convert.LAYOUTS)
+# Unknown everywhere: they change a model, or might.
+NOWHERE = {
+  "residual_multiplier": 0.22, "n_layers_in_recurrent_block_1": 4,
+  "quantization_config": {"bits": 4}, "rope_interleaved": True, "new": False,
+}  # fmt: skip
+# Known everywhere: as `transformers`, its users and its forks write them.
+HARMLESS = {
+  "_name_or_path": "x", "architectures": ["X"], "attention_dropout": 0.1,
+  "auto_map": {"AutoModel": "x.X"}, "bos_token_id": 3, "clip_qkv": None,
+  "dtype": "float32", "loopjax_step": 7, "pruned_heads": {},
+  "rope_interleaved": False, "temperature": 0.5, "use_mrope": False,
+}  # fmt: skip
 OF_ALL = {
   "hidden_act": "gelu",
   "attention_bias": True,
   "mlp_bias": True,
   "use_sliding_window": True,
   "layer_types": ["full_attention", "sliding_attention"],
+  **NOWHERE,
 }
 # Unsupported features by layout: a setting with this value is refused.
 REFUSED = {
   **dict.fromkeys(
-    ("ouro", "iquestloopcoder", "qwen3", "qwen2", "llama"), OF_ALL
+    ("iquestloopcoder", "qwen3", "qwen2", "llama"), OF_ALL
   ),
+  "ouro": {**OF_ALL, "early_exit_threshold": 0.5},
   "mistral": {**OF_ALL, "sliding_window": 4096},
   "nanbeige": {
     **OF_ALL, "loop_loss_weights": [1.0], "qk_layernorm": True,
@@ -40,7 +54,7 @@ REFUSED = {
     "norm_class_name": "LayerNorm", "mlp_class_name": "GELU",
     "nonlin_name": "ReLU", "injection_type": "gate", "state_init": "zero",
     "sampling_scheme": "uniform", "bias": True, "test_time_noise": 0.1,
-    "padded_vocab_size": 32,
+    "padded_vocab_size": 32, **NOWHERE,
   },
 }  # fmt: skip
 OF_BLOCKS = {
@@ -115,6 +129,11 @@ def test_settings_that_no_model_here_has_are_refused(name):
     with pytest.raises(UserError, match=key) as caught:
       read(name, {**stored(name), key: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_of_other_purposes_change_nothing(name):
+  assert read(name, stored(name) | HARMLESS) == read(name, stored(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -116,6 +116,13 @@ def test_a_solution_is_told_only_if_there_is_one(inspector, inspection):
   assert all(c in (".", s) for c, s in zip(cells, solution, strict=True))
 
 
+def test_a_long_search_for_solutions_ends(inspector, monkeypatch):
+  monkeypatch.setattr(puzzle, "_MAX_NODES", 1)
+  found = inspector.inspect("." * 16)
+  assert found["solution"] == ""
+  assert found["solutions"].startswith("an unknown number of solutions")
+
+
 @pytest.mark.long
 def test_harder_puzzles_have_fewer_clues_or_need_guesses():
   board = board_lib.Board(3, 3)

@@ -162,7 +162,7 @@ def test_a_writer_that_fails_leaves_nothing(error, kind):
 def test_a_full_disk_is_one_line(kind):
   def full(folder):
     write(folder)
-    pathlib.Path("/dev/full").write_text("more")
+    pathlib.Path("/dev/full").write_text("more", encoding="utf-8")
 
   with pytest.raises(UserError) as caught:
     user_cache.entry("kind", "a", full)

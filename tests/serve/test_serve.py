@@ -188,6 +188,10 @@ def test_each_model_is_asked_by_its_name():
   with examples.serve(first, also={second: "other"}) as served:
     listed = served.client.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == ["tiny", "other"]
+    assert served.client.get("/v1/models/other").json() == listed[1]
+    missing = served.client.get("/v1/models/zoo:none")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
     for fields, engine, text in (
       ({}, first, TEXT), ({"model": "tiny"}, first, TEXT),
       ({"model": "other"}, second, "Other."),

@@ -396,7 +396,7 @@ def read(
   with _opened(path) as file:
     key = checksum()
     folder = user_cache.entry("sudoku", key, write)
-  facts = json.loads((folder / _FACTS).read_text())
+  facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
   if on_bad_row == "error" and facts["first_fault"]:
     raise UserError(f"{path}:{facts['first_fault']}")
   columns = {
@@ -484,5 +484,6 @@ def _write(
         "num_skipped": num_skipped,
         "first_fault": first_fault,
       }
-    )
+    ),
+    encoding="utf-8",
   )

@@ -23,7 +23,8 @@ class Result(NamedTuple):
   """The results of solving N puzzles.
 
   Attributes:
-    num_solutions: int32 `[N]`, at most `max_solutions`.
+    num_solutions: int32 `[N]`, at most `max_solutions`; -1 if the search ended
+      before it knew.
     solutions: uint8 `[N, cells]`, one solution, or zeros if there is none.
     guesses: int32 `[N]`, the difficulty; see `solve`.
   """
@@ -34,7 +35,10 @@ class Result(NamedTuple):
 
 
 def solve(
-  board: board_lib.Board, puzzles: np.ndarray, max_solutions: int = 2
+  board: board_lib.Board,
+  puzzles: np.ndarray,
+  max_solutions: int = 2,
+  max_nodes: int | None = None,
 ) -> Result:
   """Solves puzzles; invalid puzzles have no solution.
 
@@ -52,11 +56,14 @@ def solve(
   Args:
     puzzles: `[N, cells]`.
     max_solutions: stop the search of a puzzle at this many solutions.
+    max_nodes: end the search of all puzzles after about this many nodes of
+      their trees. Some puzzles without a solution have millions.
 
   Returns:
     solutions, their numbers and difficulties.
   """
-  return solve_candidates(board, candidates_of(board, puzzles), max_solutions)
+  candidates = candidates_of(board, puzzles)
+  return solve_candidates(board, candidates, max_solutions, max_nodes)
 
 
 def candidates_of(board: board_lib.Board, puzzles: np.ndarray) -> np.ndarray:
@@ -114,7 +121,10 @@ def tighten(
 
 
 def solve_candidates(
-  board: board_lib.Board, candidates: np.ndarray, max_solutions: int = 2
+  board: board_lib.Board,
+  candidates: np.ndarray,
+  max_solutions: int = 2,
+  max_nodes: int | None = None,
 ) -> Result:
   """Solves boards given as candidates, `[cells, N]`; see `solve`."""
   num = candidates.shape[1]
@@ -124,8 +134,12 @@ def solve_candidates(
   # A stack of blocks of nodes of the search trees of all boards. A node is
   # its candidates, its board, and whether it is a guess (or else a root).
   stack = [(candidates, np.arange(num), np.zeros(num, bool))]
+  num_nodes = 0
   while stack:
+    if max_nodes is not None and num_nodes > max_nodes:
+      break
     block = _pop(stack)
+    num_nodes += block[1].size
     wanted = num_solutions[block[1]] < max_solutions
     cells, owner, guessed = _compress(block, wanted)
     tight, dead, solved = tighten(board, cells)
@@ -138,7 +152,11 @@ def solve_candidates(
     split = _compress((tight, owner, guessed), live & stuck)
     # Children on top: depth-first search keeps the stack small.
     stack += [block for block in (rest, _branch(split)) if block[1].size]
-  return Result(np.minimum(num_solutions, max_solutions), solutions, guesses)
+  num_solutions = np.minimum(num_solutions, max_solutions)
+  for _, owner, _ in stack:  # Unless the search is complete.
+    open_ = owner[num_solutions[owner] < max_solutions]
+    num_solutions[open_] = -1
+  return Result(num_solutions, solutions, guesses)
 
 
 def _pop(stack):

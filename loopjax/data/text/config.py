@@ -1,7 +1,9 @@
 """The settings of the text task."""
 
 import dataclasses
+import glob
 import math
+import os
 
 from loopjax import checks
 from loopjax.errors import UserError
@@ -147,5 +149,13 @@ class Config:
 
 
 def split_sources(text: str) -> tuple[str, ...]:
-  """The sources listed in a setting."""
+  """The sources listed in a setting.
+
+  Raises:
+    UserError: the whole text is a file or a pattern of files.
+  """
+  if "," in text and glob.glob(os.path.expanduser(text)):
+    raise UserError(
+      f"{text}: commas separate sources; write ? for one in a file's name"
+    )
   return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -104,11 +104,13 @@ def count(
       hits[items.item[np.isin(items.runs, found)]] = True
       num_documents += num
     np.save(folder / _HITS, hits)
-    (folder / _FACTS).write_text(json.dumps(num_documents))
+    (folder / _FACTS).write_text(json.dumps(num_documents), encoding="utf-8")
 
   name = hashlib.sha256(key.encode()).hexdigest()
   folder = user_cache.entry("overlap", name, write)
-  return np.load(folder / _HITS), json.loads((folder / _FACTS).read_text())
+  return np.load(folder / _HITS), json.loads(
+    (folder / _FACTS).read_text(encoding="utf-8")
+  )
 
 
 def report(

@@ -142,7 +142,7 @@ def write(
     "documents_skipped": num_skipped,
     "first_fault": first_fault,
   }
-  (folder / FACTS).write_text(json.dumps(facts))
+  (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
 def rows_file(folder: pathlib.Path, split: str) -> pathlib.Path:
@@ -369,7 +369,7 @@ def _made(source: str, paths: list[str], job: Job) -> Corpus:
       raise UserError(f"{source}: changed while it was being read; start again")
 
   folder = user_cache.entry("text", _key(job, paths), fill)
-  facts = json.loads((folder / FACTS).read_text())
+  facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
   return Corpus(source, paths, folder, job, facts)
 
 

@@ -214,7 +214,9 @@ def chosen_params(
     )
   folder = zoo.located(workdir)
   if folder != workdir:
-    only = json.loads((folder / "summary.json").read_text())["steps"]
+    only = json.loads((folder / "summary.json").read_text(encoding="utf-8"))[
+      "steps"
+    ]
     if step not in (None, only):
       raise UserError(
         f"{label}: no checkpoint at step {step}; available: {only}"
@@ -249,7 +251,7 @@ def meta(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     )
   # The file that Orbax's JSON handler writes.
   path = workdir / DIRECTORY / str(step) / META / "metadata"
-  envelope = _intact(lambda: json.loads(path.read_text()))
+  envelope = _intact(lambda: json.loads(path.read_text(encoding="utf-8")))
   content = envelope.get("content") if isinstance(envelope, dict) else None
   if content is None or integrity.digest(content) != envelope.get("sha256"):
     raise DamagedCheckpointError("its metadata record was changed")

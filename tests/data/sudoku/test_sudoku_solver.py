@@ -15,6 +15,11 @@ HARD = (
   "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9...."
   "4.."
 )
+# Known for the long search that it takes to see that it has no solution.
+IMPOSSIBLE = (
+  ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4"
+  "........."
+)
 
 
 def to_board(text):
@@ -160,6 +165,17 @@ def test_hard_puzzle_has_one_solution_and_needs_guesses():
   given = to_board(HARD) != 0
   assert (result.solutions[given] == to_board(HARD)[given]).all()
   assert result.guesses[0] > 10
+
+
+def test_a_search_ends_without_an_answer():
+  """After so many nodes; what is found by then is an answer."""
+  board = board_lib.Board(3, 3)
+  contradiction = to_board("55" + "." * 79)
+  boards = np.concatenate([to_board(IMPOSSIBLE), contradiction])
+  result = solver.solve(board, boards, max_nodes=20_000)
+  assert result.num_solutions.tolist() == [-1, 0]
+  result = solver.solve(board, to_board(HARD), max_nodes=20_000)
+  assert result.num_solutions.tolist() == [1]
 
 
 def test_rating_is_zero_where_singles_are_enough():

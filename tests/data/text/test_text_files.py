@@ -268,6 +268,18 @@ def test_sources(tmp_path):
     files.find("hf://owner")
 
 
+def test_a_file_with_a_comma_in_its_name_is_not_two(tmp_path):
+  for name in ("a,b.txt", "a"):
+    (tmp_path / name).write_text("text", encoding="utf-8")
+  for wrong in ("a,b.txt", "a,*.txt"):
+    with pytest.raises(UserError, match=r"write \? for one in a file's name"):
+      config.split_sources(f"{tmp_path}/{wrong}")
+  (source,) = config.split_sources(f"{tmp_path}/a?b.txt")
+  assert files.find(source) == [f"{tmp_path}/a,b.txt"]
+  two = f"{tmp_path}/a, {tmp_path}/a?b.txt"
+  assert len(config.split_sources(two)) == 2
+
+
 def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
   """A pattern matches the whole path, as for local files."""
   names = ("a.txt", "data/b.txt", "data/a.txt", "data/c.md", "data/old/d.txt")
@@ -298,7 +310,7 @@ def test_files_of_the_hub_are_listed_and_downloaded(monkeypatch, tmp_path):
 def test_every_line_of_arithmetic_is_right_and_few_are_alike(monkeypatch):
   monkeypatch.setattr(files, "_LINES", 2000)
   (path,) = files.find("made:arithmetic")
-  text = pathlib.Path(path).read_text()
+  text = pathlib.Path(path).read_text(encoding="utf-8")
   paragraphs = text.split("\n\n")
   assert len(paragraphs) == 50
   lines = [line for part in paragraphs for line in part.splitlines()]
@@ -313,7 +325,7 @@ def test_every_line_of_arithmetic_is_right_and_few_are_alike(monkeypatch):
   assert min(operations.values()) > 400
   assert len(set(lines)) > 1800
   assert files.find("made:arithmetic") == [path]
-  assert pathlib.Path(path).read_text() == text
+  assert pathlib.Path(path).read_text(encoding="utf-8") == text
 
 
 def test_text_that_nobody_makes_is_one_line():

@@ -601,7 +601,7 @@ def test_vocabularies_that_do_not_fit(config, tokenizer):
     with pytest.raises(UserError, match="end_token='<s>' is not a token of"):
       task.spec(change(config, tokenizer=name, end_token="<s>"))
   assert Tokenizer(path).key != Tokenizer(path, "<|end|>").key
-  pathlib.Path(path).write_text("{}")
+  pathlib.Path(path).write_text("{}", encoding="utf-8")
   with pytest.raises(UserError, match="is not a tokenizer.json"):
     Tokenizer(path)
 
