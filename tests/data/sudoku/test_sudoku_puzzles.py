@@ -447,9 +447,9 @@ def test_a_kept_file_that_changed_is_noticed(write, kept, name):
 def test_a_full_disk_is_one_line_and_leaves_nothing(write, kept, monkeypatch):
   opened = builtins.open
 
-  def full(path, *arguments):
+  def full(path, *arguments, **options):
     kept_column = pathlib.Path(path).name == "class_keys"
-    return opened("/dev/full" if kept_column else path, *arguments)
+    return opened("/dev/full" if kept_column else path, *arguments, **options)
 
   path = write(HEADER + GOOD)
   monkeypatch.setattr(builtins, "open", full)
