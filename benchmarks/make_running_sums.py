@@ -1,6 +1,6 @@
 """Writes running sums: a training text, and held-out questions.
 
-  python benchmarks/make_running_sums.py FOLDER
+  python benchmarks/make_running_sums.py FOLDER [--num_terms=8]
 
 writes FOLDER/train.jsonl, with one document per sum, such as
 
@@ -17,19 +17,21 @@ import pathlib
 
 import numpy as np
 
-NUM_TERMS, NUM_DOCUMENTS, NUM_QUESTIONS = 8, 60_000, 200
+NUM_DOCUMENTS, NUM_QUESTIONS = 60_000, 200
 
 
 def main() -> None:
   """Writes the files."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("folder", type=pathlib.Path)
-  folder = parser.parse_args().folder
+  parser.add_argument("--num_terms", type=int, default=8)
+  arguments = parser.parse_args()
+  folder = arguments.folder
   folder.mkdir(parents=True, exist_ok=True)
   generator = np.random.default_rng(0)
   num = NUM_DOCUMENTS + 2 * NUM_QUESTIONS
   # More than needed: duplicates are dropped.
-  drawn = generator.integers(0, 10, (2 * num, NUM_TERMS))
+  drawn = generator.integers(0, 10, (2 * num, arguments.num_terms))
   terms = np.array(list(dict.fromkeys(map(tuple, drawn.tolist()))))[:num]
   assert len(terms) == num
   questions = ["+".join(map(str, row)) + "=" for row in terms.tolist()]
