@@ -1,8 +1,9 @@
 """Command line: `loopjax.report.keep WORKDIR... --out=NAME.runs.json`.
 
 Stores the parts of runs that a report needs, a few KiB each, in one file that
-can be committed: config, summary without training scores, and evaluations. The
-report can then be rebuilt without the runs. With --sweep they are one table:
+can be committed: config, summary without training scores, evaluations, and the
+results of `loopjax.eval` and `loopjax.eval.answers` on benchmarks. The report
+can then be rebuilt without the runs. With --sweep they are one table:
 seeds are averaged, and rows compared with a paper's. Runs are added to an
 existing file.
 """
@@ -196,7 +197,7 @@ def _as_text(value: Any, levels: int) -> str:
 
 
 def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
-  """Config, summary and evaluations of a run."""
+  """Config, summary, evaluations and benchmark results of a run."""
   if not (workdir / "config.json").exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
   config = workdir_lib.read_config(workdir)
@@ -229,7 +230,13 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
     )
     if folder != pathlib.Path()
   }
-  kept = _without(places, {"config": config, "summary": summary})
+  results = {
+    path.stem: workdir_lib.read_json(path)
+    for path in sorted((workdir / "eval").glob("*.json"))
+  }
+  kept = _without(
+    places, {"config": config, "summary": summary, "results": results}
+  )
   if there := _MACHINE.search(text := json.dumps(kept)):
     path = text[there.start() :].split('"')[0].split(" ")[0]
     raise UserError(

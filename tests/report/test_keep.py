@@ -79,6 +79,27 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert "loopjax.sweep" not in markdown
 
 
+def test_benchmark_results_are_kept(runs, tmp_path):
+  """What a page says of a run's answers is stored with the run."""
+  metrics = {"pass@1": 0.25, "pass@1/standard_error": 0.01}
+  command = f"python -m loopjax.eval.answers {runs[0]}"
+  (runs[0] / "eval").mkdir()
+  workdir_lib.write_json(
+    runs[0] / "eval" / "test.answers.json",
+    {"metrics": metrics, "command": command},
+  )
+  out = tmp_path / "kept" / "rule.runs.json"
+  keep.keep(runs[:2], out, "passes")
+  first, second = workdir_lib.read_json(out)["items"]
+  assert first["results"] == {
+    "test.answers": {
+      "metrics": metrics,
+      "command": f"python -m loopjax.eval.answers runs/{runs[0].name}",
+    }
+  }
+  assert second["results"] == {}
+
+
 def test_a_table_is_headed_by_its_question(runs, tmp_path):
   out = tmp_path / "kept" / "rule.runs.json"
   keep.keep(runs[:2], out, "passes", "Do passes help?")
