@@ -50,6 +50,17 @@ def pairs():
     yield rows, rows
 
 
+def test_datasets_of_a_model_have_the_settings_of_its_task():
+  found = loopjax.datasets(of_zoo("sudoku_6x6"), batch_size=4)
+  for name in ("validation", "test"):
+    expected = boards()[name][0]
+    jax.tree.map(np.testing.assert_array_equal, found[name][0], expected)
+  assert of_zoo("sudoku_6x6").about.settings.task.augment
+  assert not np.array_equal(  # The name's default is no augmentation.
+    found["train"][0]["inputs"], boards()["train"][0]["inputs"]
+  )
+
+
 def test_a_model_is_a_pytree_of_its_parameters(model):
   """The gradient of the loss is a model; an Optax step equals `fit`'s."""
   inputs, targets = next(pairs())
@@ -488,6 +499,10 @@ def test_models_of_the_pages_can_be_built():
     (lambda m: loopjax.save(m, "zoo:sudoku_6x6"), "is a trained model"),
     (lambda m: loopjax.datasets("sodoku"), "did you mean 'sudoku'"),
     (lambda m: loopjax.datasets("sudoku", boxes=2), "task.box_rows"),
+    (
+      lambda m: loopjax.datasets(of_zoo("sudoku_6x6"), box_cols=2),
+      "task.box_cols=2",
+    ),
     (
       lambda m: m.fit(iter([next(pairs())]), steps=2),
       "the data ended after 1 of 2 steps",
