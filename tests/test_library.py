@@ -170,6 +170,9 @@ def test_it_is_trained_saved_and_read_by_commands(
     for number, prompt in enumerate(prompts)
   ]
   assert len(set(texts)) == 3 and found.generate([]) == []
+  greedy = found.generate(prompts, **{**drawn, "temperature": 0.0})
+  for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
+    assert found.generate(prompts, **drawn, **{name: value}) == greedy, name
   loopjax.save(found, tmp_path / "run")
   again = loopjax.load(str(tmp_path / "run"))
   ids = np.full(16, 97)
@@ -372,6 +375,11 @@ def test_models_of_the_pages_can_be_built():
     ),
     (lambda m: m.logits(np.arange(4), num_loops=0), "num_loops=0 must be at"),
     (lambda m: m.generate("a", num_loops=0), "num_loops=0 must be at"),
+    (lambda m: m.generate("a", top_p=2.0), "top_p=2.0 is not a number in"),
+    (
+      lambda m: m.generate("a", repetition_penalty=0),
+      "repetition_penalty=0 is not a number in",
+    ),
     (
       lambda m: m.logits([3, 10**6]),
       "ids from 3 to 1000000 are not in",
