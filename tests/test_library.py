@@ -50,6 +50,17 @@ def pairs():
     yield rows, rows
 
 
+def test_datasets_of_a_model_have_the_settings_of_its_task():
+  found = loopjax.datasets(of_zoo("sudoku_6x6"), batch_size=4)
+  for name in ("validation", "test"):
+    expected = boards()[name][0]
+    jax.tree.map(np.testing.assert_array_equal, found[name][0], expected)
+  assert of_zoo("sudoku_6x6").about.settings.task.augment
+  assert not np.array_equal(  # The name's default is no augmentation.
+    found["train"][0]["inputs"], boards()["train"][0]["inputs"]
+  )
+
+
 def test_a_model_is_a_pytree_of_its_parameters(model):
   """The gradient of the loss is a model; an Optax step equals `fit`'s."""
   inputs, targets = next(pairs())
@@ -159,6 +170,9 @@ def test_it_is_trained_saved_and_read_by_commands(
     for number, prompt in enumerate(prompts)
   ]
   assert len(set(texts)) == 3 and found.generate([]) == []
+  greedy = found.generate(prompts, **{**drawn, "temperature": 0.0})
+  for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
+    assert found.generate(prompts, **drawn, **{name: value}) == greedy, name
   loopjax.save(found, tmp_path / "run")
   again = loopjax.load(str(tmp_path / "run"))
   ids = np.full(16, 97)
@@ -361,6 +375,11 @@ def test_models_of_the_pages_can_be_built():
     ),
     (lambda m: m.logits(np.arange(4), num_loops=0), "num_loops=0 must be at"),
     (lambda m: m.generate("a", num_loops=0), "num_loops=0 must be at"),
+    (lambda m: m.generate("a", top_p=2.0), "top_p=2.0 is not a number in"),
+    (
+      lambda m: m.generate("a", repetition_penalty=0),
+      "repetition_penalty=0 is not a number in",
+    ),
     (
       lambda m: m.logits([3, 10**6]),
       "ids from 3 to 1000000 are not in",
@@ -488,6 +507,10 @@ def test_models_of_the_pages_can_be_built():
     (lambda m: loopjax.save(m, "zoo:sudoku_6x6"), "is a trained model"),
     (lambda m: loopjax.datasets("sodoku"), "did you mean 'sudoku'"),
     (lambda m: loopjax.datasets("sudoku", boxes=2), "task.box_rows"),
+    (
+      lambda m: loopjax.datasets(of_zoo("sudoku_6x6"), box_cols=2),
+      "task.box_cols=2",
+    ),
     (
       lambda m: m.fit(iter([next(pairs())]), steps=2),
       "the data ended after 1 of 2 steps",

@@ -45,7 +45,10 @@ def template(folder: pathlib.Path) -> Template:
   """
   source = tokenizer_files.chat_template(folder)
   if source is None:
-    raise UserError(f"{folder}: has no chat template, which --chat needs")
+    raise UserError(
+      f"{folder}: has no chat template, which --chat needs; add it as"
+      " chat_template.jinja"
+    )
   names = tokenizer_files.special_tokens(folder)
   environment, error_type = _environment()
   try:

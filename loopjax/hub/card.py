@@ -75,10 +75,11 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
 
 def _about(settings: config_lib.Settings, summary: Mapping[str, Any]) -> str:
   model = settings.plain["model"]
-  loops = settings.model.num_loops
+  loops, layers = settings.model.num_loops, model["num_layers"]
   text = (
     f"A looped language model: {summary['parameters']:,} parameters,"
-    f" {model['num_layers']} layers of width {model['width']}, applied {loops}"
+    f" {layers} layer{'' if layers == 1 else 's'} of width {model['width']},"
+    f" applied {loops}"
     f" {'time' if loops == 1 else 'times'} to each token. Its context length is"
     f" {settings.spec.sequence_length:,} tokens."
   )

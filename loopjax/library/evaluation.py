@@ -72,7 +72,7 @@ def evaluate(
   here, whole = model.about.settings, ""
   loops = checked.loops(here, num_loops, here.eval_loops)
   if isinstance(dataset, str) and dataset in ("validation", "test"):
-    program = _program(_of_task(here, settings), loops, here.eval.batch_size)
+    program = _program(of_task(here, settings), loops, here.eval.batch_size)
     datasets = train.make_datasets(program.settings, program.mesh, [dataset])
     evaluator, whole = evaluate_lib.make_evaluator(program, datasets), dataset
   elif not isinstance(dataset, grain.MapDataset) or "valid" not in dataset[0]:
@@ -93,7 +93,7 @@ def evaluate(
   }
 
 
-def _of_task(
+def of_task(
   settings: config_lib.Settings, changes: Mapping[str, Any]
 ) -> config_lib.Settings:
   """Settings with other ones of the task; UserError if the model has not."""

@@ -14,7 +14,7 @@ from loopjax.data import TASKS, check_dataset
 from loopjax.errors import UserError, local_path, writing
 from loopjax.hub import convert
 from loopjax.library import checked, text, training
-from loopjax.library.evaluation import Split
+from loopjax.library.evaluation import Split, of_task
 from loopjax.library.model import About, Model
 from loopjax.program import fresh
 from loopjax.run import zoo
@@ -148,12 +148,13 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
 
 
 def datasets(
-  task: str, *, batch_size: int = 32, seed: int = 0, **settings: Any
+  task: str | Model, *, batch_size: int = 32, seed: int = 0, **settings: Any
 ) -> dict[str, Any]:
   """The Grain pipelines of a task, by split; elements are batches.
 
   Args:
-    task: a key of `loopjax.data.TASKS`.
+    task: a key of `loopjax.data.TASKS`; or a model, for its task with the
+      settings that it was built or trained with.
     batch_size: examples per batch.
     seed: seed of the training order.
     settings: of the task, such as `box_rows=2`; files are a path, a list of
@@ -164,15 +165,21 @@ def datasets(
     with "inputs", "targets", "weights" and other arrays of the task.
 
   Raises:
-    UserError: an unknown task or setting, or files that are missing.
+    UserError: an unknown task or setting, files that are missing, or a
+      setting with which the task has other tokens than the model.
   """
   batch_size = checked.integer("batch_size", batch_size, 1)
   seed = checked.integer("seed", seed, 0)
-  config_lib.make("transformer", task)  # Names an unknown task.
-  named = {f"task__{name}": value for name, value in settings.items()}
-  config = _config("transformer", task, named)
-  record: Any = config_lib.record("task", dict(config.task))
-  module, splits = TASKS[task], {}
+  record: Any
+  if isinstance(task, Model):
+    changed = of_task(task.about.settings, settings)
+    record, module = changed.task, changed.task_module
+  else:
+    config_lib.make("transformer", task)  # Names an unknown task.
+    named = {f"task__{name}": value for name, value in settings.items()}
+    config = _config("transformer", task, named)
+    record, module = config_lib.record("task", dict(config.task)), TASKS[task]
+  splits = {}
   for split in SPLITS:
     dataset = module.make_dataset(
       record, split, batch_size=batch_size, seed=seed

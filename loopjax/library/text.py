@@ -29,6 +29,10 @@ def generate(
   num_tokens: int | None = None,
   num_loops: int | None = None,
   temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  min_p: float = 0.0,
+  repetition_penalty: float = 1.0,
   seed: int = 0,
   stop: str | Sequence[str] = (),
   bos: str | None = None,
@@ -42,6 +46,7 @@ def generate(
       into the model's sequence length after the prompt, if None.
     num_loops: number of loops per token; as in evaluation if None.
     temperature: divides the logits; 0 for greedy decoding.
+    top_k, top_p, min_p, repetition_penalty: as in `Sampling`.
     seed: seed of the random numbers; of the first of several prompts, whose
       seeds are counted up.
     stop: one string or several; the text ends before any of them.
@@ -54,7 +59,9 @@ def generate(
       the prompt or `num_tokens` does not fit into the sequence length.
   """
   seed = checked.integer("seed", seed, 0)
-  sampling = Sampling(temperature=temperature, seed=seed)
+  sampling = Sampling(
+    temperature, top_k, top_p, min_p, repetition_penalty, seed=seed
+  )
   several = isinstance(prompt, list | tuple)
   prompts: Any = prompt if several else [prompt]
   stops: Any = stop if isinstance(stop, list | tuple) else [stop]

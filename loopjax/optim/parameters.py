@@ -135,7 +135,9 @@ def rows(params: Any) -> Any:
       row splits.
   """
 
-  def row(path, leaf) -> Row:
+  missing = []
+
+  def row(path, leaf) -> Row | None:
     name = name_of(path)
     for row in (*TABLE, *_REGISTERED.values()):
       if re.search(f"(^|/)({row.pattern})$", name):
@@ -145,14 +147,20 @@ def rows(params: Any) -> Any:
             f" {__name__}.TABLE is for {len(row.split)} dimensions"
           )
         return row
-    last = name.rpartition("/")[2]
-    raise UserError(
-      f"parameter {name} {list(leaf.shape)}: no row of {__name__}.TABLE matches"
-      " it; outside of the package, the family's module adds one:"
-      f" parameters.register(parameters.Row({last!r}, P(), 'adamw', 'all'))"
-    )
+    missing.append((name, list(leaf.shape)))
+    return None
 
-  return jax.tree_util.tree_map_with_path(row, params)
+  found = jax.tree_util.tree_map_with_path(row, params)
+  if missing:
+    named = ", ".join(f"{name} {shape}" for name, shape in missing)
+    lasts = dict.fromkeys(name.rpartition("/")[2] for name, _ in missing)
+    lines = (f"parameters.Row({last!r}, P(), 'adamw', 'all')" for last in lasts)
+    raise UserError(
+      f"parameters {named}: no row of {__name__}.TABLE matches; outside of the"
+      " package, the family's module adds them:"
+      f" parameters.register({', '.join(lines)})"
+    )
+  return found
 
 
 def splits(params: Any) -> Any:

@@ -125,8 +125,8 @@ def _check(settings: config_lib.Settings, label: str) -> None:
   task = settings.plain["task"]["name"]
   if task != "text":
     raise UserError(
-      f"{label}: task.name={task!r} is not 'text'; `loopjax play {label}`"
-      " shows what it does"
+      f"{label}: task.name={task!r} is not 'text'; `loopjax report {label}`"
+      " has its scores and figures"
     )
   if settings.family.reading is None:
     raise UserError(

@@ -144,7 +144,10 @@ def test_a_run_that_is_no_language_model(tmp_path, folder, capsys):
   }
   (tmp_path / "config.json").write_text(json.dumps(sections))
   assert evaluate(tmp_path, "--tasks=sums", f"--folder={folder}") == 2
-  assert "task.name='sudoku' is not 'text'" in capsys.readouterr().err
+  assert (
+    "task.name='sudoku' is not 'text'; `loopjax report"
+    in capsys.readouterr().err
+  )
 
 
 def test_two_tasks_have_two_names(runs, folder, tmp_path, refusal):

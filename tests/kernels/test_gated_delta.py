@@ -82,6 +82,19 @@ def test_without_a_state_it_starts_from_zeros():
   assert jnp.array_equal(after, jnp.float32(state))
 
 
+def test_a_mesh_of_explicit_axes_splits_examples():
+  mesh = jax.make_mesh(
+    (len(EXAMPLES),), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,)
+  )
+  by_row = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+  inputs = [jnp.float32(x) for x in arrays(20)[:5]]
+  split = jax.device_put(inputs, by_row)
+  with jax.set_mesh(mesh):
+    actual = compiled(gated_delta, *split)
+  assert all(x.sharding.spec[0] == "batch" for x in actual)
+  assert_close(actual, compiled(gated_delta, *inputs), 1e-6)
+
+
 def test_any_split_is_the_whole():
   with jax.enable_x64(True):
     *inputs, state = map(jnp.asarray, arrays(130))

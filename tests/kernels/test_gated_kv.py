@@ -373,6 +373,14 @@ def test_shapes_that_do_not_fit(place, shape, message):
     gated_kv(*operands)
 
 
+@pytest.mark.parametrize("missing", [4, 5])
+def test_a_cache_and_its_places_belong_together(missing):
+  operands = list(arrays(jnp.float32, **CASES["chunk"]))
+  operands[missing] = None
+  with pytest.raises(ValueError, match="both cache and start"):
+    gated_kv(*operands)
+
+
 def test_more_tokens_than_rows():
   operands = arrays(jnp.float32, **{**CASES["chunk"], "rows": 4})
   with pytest.raises(ValueError, match="5 tokens do not fit into 4 rows"):

@@ -1,4 +1,4 @@
-"""The parts that docs/howto/model.md writes, in the models that use them."""
+"""Parts in models that users write, and parts in programs of their own."""
 
 import contextlib
 import re
@@ -22,16 +22,20 @@ TOKENS = jax.random.randint(jax.random.key(1), (3, 8), 0, 21)
 SMALL = {"width": 16, "num_heads": 2, "num_loops": 3}
 
 
+def blocks_of(page):
+  """The programs of a page of docs/howto."""
+  text = (ROOT / "docs" / "howto" / f"{page}.md").read_text()
+  return re.findall(r"(?ms)^```python\n(.*?)^```", text)
+
+
 @pytest.fixture(autouse=True)
 def parts():
   """What the page defines, in the dictionaries of parts during a test."""
-  page = (ROOT / "docs" / "howto" / "model.md").read_text()
-  blocks = re.findall(r"(?ms)^```python\n(.*?)^```", page)
   names = {"__name__": "howto"}
   with contextlib.ExitStack() as stack:
     for of_parts in (INJECTIONS, HALTING, GATES):
       stack.enter_context(mock.patch.dict(of_parts))
-    for block in blocks:
+    for block in blocks_of("model"):
       exec(block, names)
     yield names
 
@@ -79,3 +83,22 @@ def test_a_function_in_place_of_an_injection_is_one_line():
   INJECTIONS["bare"] = lambda hidden, injected: hidden + injected
   with refused(r"INJECTIONS is a function, expected Injection\(make, num_p"):
     recurrent.Config(**SMALL, injection="bare")
+
+
+@pytest.mark.long
+def test_the_page_on_parts_runs_from_top_to_bottom():
+  names = {"__name__": "howto"}
+  for block in blocks_of("parts"):
+    exec(block, names)
+  output, cost, loops = names["ponder"](names["params"], names["x"])
+  early = names["ponder"](names["params"], names["x"], "while")
+  np.testing.assert_array_equal(early[0], output)
+  np.testing.assert_array_equal(early[1], cost)
+  assert early[2] < loops == 8
+  assert all(jnp.any(x != 0) for x in names["gradient"].values())
+  for rows, at_once in zip(
+    names["cache"], (names["key"], names["value"]), strict=True
+  ):
+    np.testing.assert_allclose(rows[:, :6], at_once, atol=1e-5)
+    assert not jnp.any(rows[:, 6:])
+  assert names["values"][-1] < names["values"][0]

@@ -106,7 +106,10 @@ IMPOSSIBLE = {
     ({"top_k": 22}, "top_k=22 is more than the 21"),
   ],
   "melt": [
-    ({"chunk_size": 3}, "model.chunk_size=3 does not divide the 8 tokens"),
+    (
+      {"chunk_size": 3},
+      "chunk_size=3 does not divide the 8 tokens of a sequence; with 0, ",
+    ),
     ({"alpha": 1.5}, r"model.alpha=1.5 must be in \[0, 1\]"),
     ({"alpha": -0.5}, r"model.alpha=-0.5 must be in \[0, 1\]"),
     ({"gate": "gru"}, "model.gate='gru' is not one of element, scalar"),

@@ -170,16 +170,29 @@ def test_every_row_names_something():
 @pytest.mark.parametrize(
   ("path", "leaf", "message"),
   [
-    ("layers/new/weight", jnp.ones((2, 2)), "no row .* matches it"),
-    ("layers/requery/kernel", jnp.ones((2, 2)), "no row .* matches it"),
-    ("layers/query/biases", jnp.ones((2, 2)), "no row .* matches it"),
-    ("layers/query/kernels", jnp.ones((2, 2)), "no row .* matches it"),
+    ("layers/new/weight", jnp.ones((2, 2)), "no row .* matches;"),
+    ("layers/requery/kernel", jnp.ones((2, 2)), "no row .* matches;"),
+    ("layers/query/biases", jnp.ones((2, 2)), "no row .* matches;"),
+    ("layers/query/kernels", jnp.ones((2, 2)), "no row .* matches;"),
     ("layers/query/kernel", jnp.ones(2), r"\[2\]: .* for 2 dimensions"),
   ],
 )
 def test_a_parameter_without_a_place_is_named(path, leaf, message):
-  with pytest.raises(UserError, match=f"^parameter {path}.*{message}"):
+  with pytest.raises(UserError, match=f"^parameters? {path}.*{message}"):
     parameters.rows({path: leaf})
+
+
+def test_all_parameters_without_a_row_are_named_at_once():
+  params = {
+    "new": jnp.ones((2, 2)),
+    "other": jnp.ones(3),
+    "router": {"bias": jnp.ones(1)},
+  }
+  lines = r"Row\('new', .*\), parameters.Row\('other', .*\)\)$"
+  with pytest.raises(
+    UserError, match=rf"^parameters new \[2, 2\], other \[3\]: .*{lines}"
+  ):
+    parameters.rows(params)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -190,7 +203,7 @@ def test_a_run_whose_parameters_have_no_row_does_not_start(
   table = [row for row in parameters.TABLE if row.pattern != "router/bias"]
   monkeypatch.setattr(parameters, "TABLE", table)
   config = smoke(optim__name=optimizer)
-  with pytest.raises(UserError, match=r"^parameter router/bias \[1\]: no row"):
+  with pytest.raises(UserError, match=r"^parameters router/bias \[1\]: no row"):
     program.make_program(config_lib.resolve(config), jax.devices()[:1])
 
 

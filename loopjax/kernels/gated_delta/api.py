@@ -71,7 +71,9 @@ def gated_delta(
   batch, num_tokens, num_heads, value_width = value.shape
   if state is None:
     shape = (batch, num_heads, query.shape[-1], value_width)
-    state = jnp.zeros(shape, wide)
+    # Zeros that are split over devices like the values.
+    zeros = jnp.sum(jnp.zeros_like(value, wide), axis=1)
+    state = jnp.broadcast_to(zeros[:, :, None], shape)
   state = state.astype(wide)
   if mask is not None:  # All zeros: no read, write or decay.
     query, key, value = (

@@ -61,9 +61,10 @@ def gated_kv(
   """
   tables = jax.lax.stop_gradient(tables)
   arguments = inputs, latent, weights, tables, cache, start
-  if cache is None:  # Kernels need one to write to.
+  if cache is None and start is None:  # Kernels need a cache to write to.
     cache, start = _empty(inputs, weights, tables)
-  assert start is not None, "a cache needs the places to write to"
+  if cache is None or start is None:
+    raise ValueError("pass both cache and start, or neither")
   _check(inputs, latent, weights, tables, cache, start)
   if implementation == "reference":
     return reference.gated_kv(*arguments)

@@ -153,7 +153,8 @@ class Config(stack.StackConfig):
     if self.chunk_size and spec.sequence_length % self.chunk_size:
       raise UserError(
         f"model.chunk_size={self.chunk_size} does not divide the"
-        f" {spec.sequence_length} tokens of a sequence"
+        f" {spec.sequence_length} tokens of a sequence; with 0, a sequence is"
+        " one chunk"
       )
 
 
