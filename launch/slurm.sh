@@ -23,7 +23,7 @@
 #   DRY_RUN=1     print the commands, do nothing
 set -euo pipefail
 # SLURM runs a copy of this file in the directory of submission.
-[[ -n ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")/.."
+[[ -n ${SLURM_JOB_ID:-} ]] || CDPATH='' cd "$(dirname "$0")/.."
 . launch/common.sh
 NODES=${NODES:-1} GPUS=${GPUS:-8} CPUS=${CPUS:-8} PYTHON=${PYTHON:-python}
 need_number NODES

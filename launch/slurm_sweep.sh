@@ -18,7 +18,7 @@
 #   PYTHON MAX_RESTARTS DRY_RUN   as in slurm.sh
 set -euo pipefail
 # SLURM runs a copy of this file in the directory of submission.
-[[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || cd "$(dirname "$0")/.."
+[[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || CDPATH='' cd "$(dirname "$0")/.."
 . launch/common.sh
 PARALLEL=${PARALLEL:-8} GPUS=${GPUS:-1} CPUS=${CPUS:-8} PYTHON=${PYTHON:-python}
 need_number PARALLEL

@@ -7,7 +7,7 @@
 # A run outlives the connection. Repeating an ATTEMPT follows its run, as gcloud
 # does when the connection is lost; a new ATTEMPT first stops the old run.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd "$(dirname "$0")/.."
 runs=${RUNS:-/tmp/loopjax} # Emptied by a reboot, which also ends runs.
 
 install() {

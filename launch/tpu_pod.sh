@@ -13,7 +13,7 @@
 #   DELETE=1      delete the slice when the run ends, for any reason
 #   NAME ZONE PROJECT SETUP MAX_RESTARTS PAUSE DRY_RUN   as in tpu_vm.sh
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd "$(dirname "$0")/.."
 . launch/common.sh
 . launch/tpu.sh
 need TYPE "accelerator type, such as v5litepod-64"

@@ -19,7 +19,7 @@
 #
 # With several hosts gcloud needs: ssh-add ~/.ssh/google_compute_engine
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd "$(dirname "$0")/.."
 . launch/common.sh
 . launch/tpu.sh
 need_flags "--config --workdir" "$@"

@@ -14,7 +14,7 @@
 #   PROJECT ZONE  xpk's own if empty
 #   NAME IMAGE MAX_RESTARTS DRY_RUN   as elsewhere
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd "$(dirname "$0")/.."
 . launch/common.sh
 need NAME "of the workload"
 need CLUSTER "of xpk cluster create"

@@ -9,7 +9,7 @@ import os
 import sys
 
 import loopjax
-from loopjax.errors import leave, similar
+from loopjax.errors import UserError, leave, one_line_errors, similar
 
 _USAGE = """\
 loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
@@ -47,21 +47,25 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
   """Runs the main function of the module that the subcommand names."""
+  leave(_run())
+
+
+@one_line_errors  # The import of a module takes seconds, and may be stopped.
+def _run() -> int:
   word, *rest = sys.argv[1:] or ["--help"]
   if word in ("--help", "-h", "help"):
     print(_USAGE)
-    return
+    return 0
   if word == "--version":
     print(f"loopjax {loopjax.__version__}")
-    return
+    return 0
   if word == "--list":  # The one flag that needs no subcommand.
     word, rest = "train", ["--list"]
   if word not in _WORDS:
     known = ", ".join(_WORDS)
     near = similar(word, _WORDS)
     said = f"unknown command {word!r}; expected one of {known}{near}"
-    print(f"error: {said}", file=sys.stderr)
-    sys.exit(2)
+    raise UserError(said)
   # As with `python -m`, modules of the current folder can be imported: a
   # config may name a family or task there.
   if not sys.flags.safe_path and os.getcwd() not in sys.path:
@@ -75,7 +79,8 @@ def main() -> None:
   finally:
     gc.freeze()
     gc.enable()
-  leave(command.main())
+  status: int = command.main()
+  return status
 
 
 if __name__ == "__main__":

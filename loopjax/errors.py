@@ -140,10 +140,19 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
     except OSError as error:
       if error.errno not in STORAGE:
         raise
-      print_error(f"{error.filename or 'a file'}: {error.strerror}")
+      print_error(f"{error.filename or _unnamed()}: {error.strerror}")
       return 2
 
   return guarded
+
+
+def _unnamed() -> str:
+  """What could not be written, where the error names no file."""
+  try:
+    print(flush=True)  # Fails again if it is the output.
+  except OSError:
+    return "standard output"
+  return "a file"
 
 
 def leave(status: int) -> NoReturn:

@@ -32,9 +32,10 @@ if "google.colab" in sys.modules:
   if not here.exists():
     url = "https://github.com/OWNER/loopjax"
     subprocess.run(["git", "clone", "-q", url, here], check=True)
-os.chdir(next(p for p in (here, *here.parents) if (p / "configs").is_dir()))
+found = [p for p in (here, *here.parents) if (p / "configs").is_dir()]
+assert found, "open this notebook in a clone of the repository"
+os.chdir(found[0])
 runpy.run_path("notebooks/start.py", run_name="__main__")
-
 # The tests set this to a folder: runs are then tiny, and are written there.
 SMOKE = os.environ.get("LOOPJAX_SMOKE", "")
 RUNS = pathlib.Path(SMOKE or "runs/notebooks")

@@ -8,7 +8,7 @@ import contextlib
 import importlib.metadata
 import pathlib
 import runpy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -157,14 +157,29 @@ def steps(config: ml_collections.ConfigDict, part: int, of: int) -> int:
 
 
 def folder() -> pathlib.Path:
-  """The folder of the configs: of the checkout, or installed with a wheel."""
-  checkout = pathlib.Path(loopjax.__file__).parents[1] / "configs"
-  if (checkout / "common.py").is_file():
-    return checkout
-  installed = importlib.metadata.files("loopjax") or []
-  places = [file for file in installed if file.match("loopjax/configs/*.py")]
-  assert places, "setup.cfg lists them in options.data_files"
-  return pathlib.Path(str(places[0].locate())).resolve().parent
+  """The folder of the configs: of the checkout, or installed with the package.
+
+  Raises:
+    UserError: there is none.
+  """
+  for place in _places(pathlib.Path(loopjax.__file__).parents[1]):
+    if (place / "common.py").is_file():
+      return place.resolve()
+  raise UserError(
+    "the configs of loopjax are not installed; pass --config=FILE, or install"
+    " it by pip"
+  )
+
+
+def _places(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Where the configs may be; `root` is the folder of the package."""
+  yield root / "configs"  # A checkout.
+  # `pip install --target=ROOT` puts them here, and records another place.
+  yield root / "share/loopjax/configs"
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    for file in importlib.metadata.files("loopjax") or []:
+      if file.match("loopjax/configs/common.py"):
+        yield pathlib.Path(str(file.locate())).resolve().parent
 
 
 def located(config_name: str) -> str:

@@ -106,7 +106,7 @@ def _play(options: argparse.Namespace) -> None:
   ):
     print(f"http://{_HOST}:{listener.getsockname()[1]}", flush=True)
     app = server.make(inspector, found, begin, names)
-    config = uvicorn.Config(app, log_level="warning")
+    config = uvicorn.Config(app, log_level="warning", lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])
 
 

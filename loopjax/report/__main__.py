@@ -3,7 +3,8 @@
 import pathlib
 
 from loopjax.errors import Parser, UserError, leave, one_line_errors
-from loopjax.report import page
+from loopjax.report import page, records
+from loopjax.report import runs as runs_lib
 from loopjax.run import zoo
 
 
@@ -30,9 +31,13 @@ def main(argv: list[str] | None = None) -> int:
   if out is None and len(workdirs) > 1:
     raise UserError("--out=FOLDER is required with several work directories")
   out = out or zoo.output(workdirs[0])
-  paths = page.write([zoo.located(path) for path in workdirs], out)
+  found = runs_lib.collect([zoo.located(path) for path in workdirs])
+  runs = runs_lib.each_once(*found)
+  runs_lib.check_readable(runs)
+  paths = page.write(found, out)
+  damaged = records.say_incomplete(run for run in runs if run.damaged)
   print(*paths, sep="\n")
-  return 0
+  return 2 if damaged else 0
 
 
 if __name__ == "__main__":

@@ -45,35 +45,35 @@ _OTHER = "Other tasks"
 
 
 def write(
-  workdirs: Sequence[pathlib.Path], out: pathlib.Path
+  found: tuple[list[runs_lib.Plan], list[runs_lib.Run]], out: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes a report on runs and sweeps, or on folders of these.
+  """Writes a report on the sweeps and runs that `runs.collect` has found.
 
   Returns:
     The paths of the HTML page, the Markdown text, the final scores of the runs
     as CSV, and, if there are sweeps of papers, their numbers in papers.csv.
 
   Raises:
-    UserError: there is nothing to report, or the report cannot be written.
+    UserError: the report cannot be written.
   """
-  plans, others = runs_lib.collect(workdirs)
-  plans.sort(key=_place)
+  plans, others = sorted(found[0], key=_place), found[1]
   alone = not plans and len(others) == 1
   name = others[0].directory.resolve().name if alone else ""
   title = name or "Our runs and the papers' numbers"
   html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
-  theirs, written = list(_numbers(plans)), [html, markdown, data]
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
     blocks = [document.Heading(1, title), *_body(out, plans, others)]
-    html.write_text(document.to_html(title, blocks), encoding="utf-8")
-    markdown.write_text(document.to_markdown(blocks), encoding="utf-8")
-    runs = runs_lib.each_once(plans, others)
-    data.write_text(table.to_csv(records.records(runs)), encoding="utf-8")
-    if theirs:
-      written.append(out / "papers.csv")
-      written[-1].write_text(table.to_csv(theirs), encoding="utf-8")
-  return written
+    texts = {
+      html: document.to_html(title, blocks),
+      markdown: document.to_markdown(blocks),
+      data: table.to_csv(records.records(runs_lib.each_once(plans, others))),
+    }
+    if theirs := list(_numbers(plans)):
+      texts[out / "papers.csv"] = table.to_csv(theirs)
+    for path, text in texts.items():  # Names of folders may not be UTF-8.
+      path.write_text(text, encoding="utf-8", errors="backslashreplace")
+  return list(texts)
 
 
 def _body(
@@ -303,6 +303,7 @@ def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
       _CAPTIONS.get(path.stem, path.stem.replace("_", " ").capitalize()),
     )
     for path in sorted((run.directory / "figures").glob("*.png"))
+    if path.is_file()
   }
 
 
@@ -323,9 +324,9 @@ def _headline(run: runs_lib.Run) -> list[document.Block]:
   if best not in found:
     return [document.Heading(2, took), *_bullets(found, names)]
   value = score(found[best], found.get(best + _ERROR))
-  count = f"{found['test/count']:,.0f} test examples"
-  name = names[0].replace("_", " ")
-  line = f"{name} {value} on {count}; {took}"
+  count = found.get("test/count")
+  on = "" if count is None else f" on {count:,.0f} test examples"
+  line = f"{names[0].replace('_', ' ')} {value}{on}; {took}"
   return [document.Heading(2, line), *_bullets(found, names)]
 
 
@@ -339,10 +340,11 @@ def _bullets(
 def _cost(run: runs_lib.Run) -> document.Block:
   """What the run took, in a sentence."""
   summary, config = run.summary, run.config
+  on = f" on {summary['devices']}" if "devices" in summary else ""
   return document.Paragraph(
     f"Family {config['model']['name']}, task {config['task']['name']}:"
     f" {summary['steps']:,} steps of {config['run']['batch_size']:,} examples"
-    f" on {summary['devices']}. Versions, revision and sizes: below."
+    f"{on}. Versions, revision and sizes: below."
   )
 
 

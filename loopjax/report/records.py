@@ -95,13 +95,14 @@ def read(places: Iterable[str | os.PathLike[str]]) -> list[runs_lib.Run]:
   runs is left out), or zoo:NAME.
 
   Raises:
-    UserError: a place has no runs, or they cannot be read.
+    UserError: a place has no runs, or all are damaged.
   """
   paths = [path for place in places for path in _matched(os.fspath(place))]
   found = [runs_lib.collect([path]) for path in paths]
   runs = [run for one in found for run in runs_lib.each_once(*one)]
   if not runs:
     raise UserError("no runs: name a work directory, a sweep, or stored runs")
+  runs_lib.check_readable(runs)
   return runs_lib.each_once((), runs)
 
 
@@ -117,14 +118,20 @@ def _matched(place: str) -> list[pathlib.Path]:
   return found
 
 
-def say_incomplete(runs: Iterable[runs_lib.Run]) -> None:
-  """Names the runs without final scores on standard error."""
-  for run in runs:
-    if not run.done:
-      print(
-        f"note: {run.directory}: {run.state}; its scores are left blank",
-        file=sys.stderr,
-      )
+def say_incomplete(runs: Iterable[runs_lib.Run]) -> bool:
+  """Names the runs without final scores on standard error.
+
+  Returns:
+    Whether some of them are damaged, which is an error.
+  """
+  found = [run for run in runs if not run.done]
+  for run in found:
+    print(
+      f"{'error' if run.damaged else 'note'}: {run.directory}: {run.state}; its"
+      " scores are left blank",
+      file=sys.stderr,
+    )
+  return any(run.damaged for run in found)
 
 
 def settings_of(run: runs_lib.Run) -> dict[str, Any]:
@@ -245,7 +252,11 @@ def pivot(
     UserError: a setting or score is unknown; or runs of one cell differ in
       another setting, or not at all.
   """
-  known = [_Known(run, settings_of(run), scores_of(run)) for run in runs]
+  known = [
+    _Known(run, settings, scores_of(run))
+    for run in runs
+    if (settings := settings_of(run))  # Else its config.json is damaged.
+  ]
   names = dict.fromkeys(key for one in known for key in one.settings)
   for key in (*rows, *columns):
     sections.check_key(key, names)

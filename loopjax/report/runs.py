@@ -13,6 +13,7 @@ from loopjax.run import renames, zoo
 from loopjax.run import workdir as workdir_lib
 
 VERDICTS = ("reproduced", "same direction", "not here", "not run")
+_DAMAGED = "damaged: "
 KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
 
 
@@ -24,7 +25,8 @@ class Run(NamedTuple):
     overrides: the settings that its sweep sets; empty outside of a sweep.
     settings: all settings planned by its sweep, by "section.key"; empty outside
       of a sweep.
-    state: "completed", "not run", "incomplete, step 10 of 20", ...
+    state: "completed", "not run", "incomplete, step 10 of 20", "damaged: ...",
+      ...
     config: content of its config.json; empty if there is none.
     summary: content of its summary.json if the run is complete, else empty.
     kept: its evaluations, if it is one that `report.keep` kept.
@@ -55,6 +57,11 @@ class Run(NamedTuple):
   def done(self) -> bool:
     """Whether the run is complete, so that its numbers count."""
     return self.state == "completed"
+
+  @property
+  def damaged(self) -> bool:
+    """Whether one of its files cannot be read; its state says which."""
+    return self.state.startswith(_DAMAGED)
 
 
 class Plan(NamedTuple):
@@ -96,8 +103,8 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
     roots: directories; or files, sweep-NAME.json or NAME.runs.json.
 
   Raises:
-    UserError: a directory is missing or contains no run, or a file in it is
-      malformed.
+    UserError: a directory is missing or contains no run, or a list of runs in
+      it is malformed.
   """
   plans: dict[pathlib.Path, Plan] = {}
   found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.
@@ -138,6 +145,12 @@ def each_once(plans: Iterable[Plan], others: Iterable[Run]) -> list[Run]:
   return list(runs.values())
 
 
+def check_readable(runs: Sequence[Run]) -> None:
+  """Raises UserError if all of the runs are damaged."""
+  if runs and all(run.damaged for run in runs):
+    raise UserError("\n".join(f"{run.directory}: {run.state}" for run in runs))
+
+
 def has_runs(path: pathlib.Path) -> bool:
   """Whether a path is a list of runs, or has a run or a list of runs below."""
   if not path.is_dir():
@@ -159,7 +172,12 @@ def _is_list(path: pathlib.Path) -> bool:
 def _may_be_run(directory: pathlib.Path) -> bool:
   """Whether there is a config.json that is not one of the Hub's."""
   path = directory / "config.json"
-  return path.is_file() and "model_type" not in workdir_lib.read_json(path)
+  if not path.is_file():
+    return False
+  try:
+    return "model_type" not in workdir_lib.read_json(path)
+  except UserError:
+    return True  # Damaged; `read_run` says how.
 
 
 def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -176,21 +194,26 @@ def read_run(
   overrides: Mapping[str, Any],
   settings: Mapping[str, Any],
 ) -> Run:
-  """Reads a run and determines its state."""
+  """Reads a run and determines its state; a damaged one has no scores."""
   planned = directory, overrides, settings
   if not (directory / "config.json").is_file():
     return Run(*planned, "not run", {}, {})
-  config = workdir_lib.read_config(directory)
-  flat = sections.flatten(config)
-  if any(flat.get(key) != value for key, value in overrides.items()):
-    return Run(*planned, "another configuration", {}, {})
-  if not (directory / "summary.json").is_file():
+  config: dict[str, Any] = {}
+  try:
+    config = workdir_lib.read_config(directory)
+    flat = sections.flatten(config)
+    if any(flat.get(key) != value for key, value in overrides.items()):
+      return Run(*planned, "another configuration", {}, {})
     rows = workdir_lib.read_metrics(directory)
-    step = rows[-1]["step"] if rows else 0
-    state = f"incomplete, step {step} of {flat.get('run.num_steps')}"
-    return Run(*planned, state, config, {})
-  summary = workdir_lib.read_summary(directory)
-  state = str(summary.get("status"))
+    if not (directory / "summary.json").exists():
+      step = rows[-1]["step"] if rows else 0
+      state = f"incomplete, step {step} of {flat.get('run.num_steps')}"
+      return Run(*planned, state, config, {})
+    summary = workdir_lib.read_summary(directory)
+  except UserError as error:
+    said = str(error).removeprefix(f"{directory}/")
+    return Run(*planned, f"{_DAMAGED}{said}", config, {})
+  state = summary["status"]
   return Run(*planned, state, config, summary if state == "completed" else {})
 
 

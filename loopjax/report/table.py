@@ -88,9 +88,9 @@ def main(argv: list[str] | None = None) -> int:
       text = to_csv(pivot.records())
     else:
       text = _shown(_cells(pivot), options.md)
-  records.say_incomplete(runs)
+  damaged = records.say_incomplete(runs)
   print(text, end="")
-  return 0
+  return 2 if damaged else 0
 
 
 def to_csv(found: Sequence[dict[str, Any]]) -> str:

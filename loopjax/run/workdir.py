@@ -33,6 +33,20 @@ _FREE_KEYS = (
 # Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
 
+# What summary.json may have, and numbers of config.json: readers rely on these.
+_TYPES: dict[str, Any] = {
+  "status": str,
+  "metrics": dict,
+  "parameters": int,
+  "steps": int,
+  "wall_seconds": (int, float),
+  "devices": str,
+  "versions": dict,
+  "revision": str,
+  "command": str,
+}
+_NUMBERS = ("num_steps", "batch_size", "seed", "log_every")
+
 # Subdirectory of an imported run: the Hub's files beside its parameters.
 HUB = "hub"
 _TOKENIZER = "tokenizer.json"
@@ -107,12 +121,39 @@ def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
   """
   path = workdir / "summary.json"
   value = read_json(path)
-  if value.get("status") == "completed" and not (
-    isinstance(value.get("metrics"), dict)
-    and {"parameters", "steps"} <= value.keys()
-  ):
-    raise UserError(f"{path}: was not written by loopjax")
+  needed = {"status"}
+  if value.get("status") == "completed":
+    needed |= {"metrics", "parameters", "steps"}
+  wrong = [
+    name
+    for name, kind in _TYPES.items()
+    if name in needed | value.keys() and not _has_type(value.get(name), kind)
+  ]
+  wrong = wrong or [
+    f"metrics: {name}"
+    for name, score in value.get("metrics", {}).items()
+    if not _is_number(score)
+  ]
+  if wrong:
+    raise _foreign(path, wrong[0])
   return value
+
+
+def _foreign(path: pathlib.Path, what: str) -> UserError:
+  return UserError(
+    f"{path}: was not written by loopjax: {what} is missing or malformed"
+  )
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+  return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+  """Whether a value of JSON is a finite number, in 64 bits."""
+  if isinstance(value, float):
+    return math.isfinite(value)
+  return _has_type(value, int) and abs(value) < 2**63
 
 
 def read_config(workdir: pathlib.Path) -> dict[str, Any]:
@@ -124,8 +165,20 @@ def read_config(workdir: pathlib.Path) -> dict[str, Any]:
   """
   path = workdir / "config.json"
   value = read_json(path)
-  if not all(isinstance(value.get(part), dict) for part in ("model", "task")):
-    raise UserError(f"{path}: was not written by loopjax")
+  parts = {name: value.get(name) for name in ("model", "task", "run")} | value
+  wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
+  wrong = wrong or [
+    f"{name}.name"
+    for name in ("model", "task")
+    if not isinstance(value[name].get("name"), str)
+  ]
+  wrong = wrong or [
+    f"run.{name}"
+    for name in _NUMBERS
+    if not _has_type(value["run"].get(name, 0), int)
+  ]
+  if wrong:
+    raise _foreign(path, wrong[0])
   try:
     return renames.of_config(value)
   except UserError as error:
@@ -183,22 +236,34 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Rows of metrics.jsonl, oldest first; none if there is no file.
 
   Lines that a crash has damaged, or that are not metrics, are skipped.
+
+  Raises:
+    UserError: the file cannot be read.
   """
+  path = workdir / "metrics.jsonl"
   try:
-    text = (workdir / "metrics.jsonl").read_text(
-      errors="replace", encoding="utf-8"
-    )
+    text = path.read_text(errors="replace", encoding="utf-8")
   except FileNotFoundError:
     return []
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read: {error.strerror}") from error
   rows = []
   for line in text.splitlines():
     with contextlib.suppress(ValueError):  # A partly written line.
       row = json.loads(line)
-      if isinstance(row, dict) and (
-        type(row.get("step")) is int and type(row.get("split")) is str
-      ):
+      if isinstance(row, dict) and _is_row(row):
         rows.append(row)
   return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+  """Whether a JSON object is a row of metrics.jsonl."""
+  numbers = [value for name, value in row.items() if name != "split"]
+  return (
+    type(row.get("step")) is int
+    and type(row.get("split")) is str
+    and all(map(_is_number, numbers))
+  )
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

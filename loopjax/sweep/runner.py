@@ -270,7 +270,7 @@ def _state(
     if not (directory / "summary.json").exists():
       there = (directory / "config.json").exists()
       return ("unfinished" if there else "new"), ""
-    summary = workdir_lib.read_json(directory / "summary.json")
+    summary = workdir_lib.read_summary(directory)
   except UserError as error:
     return "failed", str(error)
   if summary.get("status") == "diverged":  # A rerun would diverge again.
@@ -323,7 +323,7 @@ def _result(directory: pathlib.Path, config: Mapping[str, Any]) -> list[str]:
   """The task's first score on every split that has one, as text."""
   if not (directory / "summary.json").exists():
     return []
-  summary = workdir_lib.read_json(directory / "summary.json")
+  summary = workdir_lib.read_summary(directory)
   score = TASKS[config["task"]["name"]].HEADLINE[0]
   words = [
     f"{name} {value:.3g}"

@@ -98,8 +98,8 @@ def _state(
   """The state of the run as a phrase, and whether the run has ended."""
   summary_path = workdir / "summary.json"
   if summary_path.exists():
-    summary = workdir_lib.read_json(summary_path)
-    status = summary.get("status", "ended")
+    summary = workdir_lib.read_summary(workdir)
+    status = summary["status"]
     took = machine.duration(summary.get("wall_seconds", 0))
     return f"{_ENDED.get(status, status)} after {took}", True
   path = workdir / "metrics.jsonl"

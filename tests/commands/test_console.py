@@ -1,6 +1,7 @@
 """The command `loopjax` and its subcommands."""
 
 import importlib
+import signal
 import subprocess
 import sys
 import types
@@ -30,13 +31,14 @@ def started(monkeypatch):
 def start(monkeypatch, *arguments):
   monkeypatch.setattr(sys, "argv", ["/somewhere/bin/loopjax", *arguments])
   monkeypatch.setattr(sys, "path", [*sys.path])
-  console.main()
+  with pytest.raises(SystemExit) as ended:
+    console.main()
+  return ended.value.code
 
 
 def test_modules_of_the_folder_come_last(started, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(SystemExit):
-    start(monkeypatch, "report")
+  start(monkeypatch, "report")
   assert sys.path[-1] == str(tmp_path)
 
 
@@ -60,16 +62,14 @@ def test_modules_of_the_folder_come_last(started, monkeypatch, tmp_path):
   ],
 )
 def test_a_word_is_a_module(monkeypatch, started, arguments, expected):
-  with pytest.raises(SystemExit) as ended:
-    start(monkeypatch, *arguments)
-  assert (ended.value.code, started) == (0, [expected])
+  assert (start(monkeypatch, *arguments), started) == (0, [expected])
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["help"]])
 def test_without_a_word_it_says_which_there_are(
   monkeypatch, started, arguments, capsys
 ):
-  start(monkeypatch, *arguments)
+  assert start(monkeypatch, *arguments) == 0
   assert not started
   said = capsys.readouterr().out
   assert len(said.splitlines()) == 11
@@ -85,24 +85,40 @@ def test_the_version_is_the_packages(monkeypatch, started, capsys):
 
 
 def test_another_word_is_a_mistake(monkeypatch, started, capsys):
-  with pytest.raises(SystemExit) as ended:
-    start(monkeypatch, "dance")
-  assert (ended.value.code, started) == (2, [])
+  assert (start(monkeypatch, "dance"), started) == (2, [])
   assert capsys.readouterr().err == (
     "error: unknown command 'dance'; expected one of train, score, describe,"
     " sweep, report, table, fit, analysis, eval, answers, generate, hub, serve,"
     " watch, play, zoo\n"
   )
-  with pytest.raises(SystemExit):
-    start(monkeypatch, "swep")
+  start(monkeypatch, "swep")
   assert capsys.readouterr().err.endswith("; did you mean 'sweep'?\n")
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback(monkeypatch):
+  def import_module(name):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(importlib, "import_module", import_module)
+  raised = []
+  monkeypatch.setattr(signal, "signal", lambda *_: None)
+  monkeypatch.setattr(signal, "raise_signal", raised.append)
+  assert start(monkeypatch, "report") == 130
+  assert raised == [signal.SIGINT]
+
+
+@pytest.mark.parametrize("word", ["--help", "zoo"])
+def test_a_full_disk_behind_the_output_is_named(word):
+  command = [sys.executable, "-m", "loopjax", word]
+  with open("/dev/full", "w", encoding="utf-8") as full:
+    ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+  said = b"error: standard output: No space left on device\n"
+  assert (ended.returncode, ended.stderr) == (2, said)
 
 
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):
   """For a real module: the flags are the module's own."""
-  with pytest.raises(SystemExit) as ended:
-    start(monkeypatch, "report", "--help")
-  assert ended.value.code == 0
+  assert start(monkeypatch, "report", "--help") == 0
   assert "python -m loopjax.report" in capsys.readouterr().out
 
 

@@ -47,19 +47,20 @@ def test_costs_have_a_unit_and_no_exponent(number, text):
   assert describe._short(number) == text
 
 
-def test_a_wheel_has_the_configs(monkeypatch, tmp_path):
-  """In a checkout, or where an installation recorded them."""
+@pytest.mark.parametrize("place", ["", "site-packages"])
+def test_a_wheel_has_the_configs(place, monkeypatch, tmp_path):
+  """In a checkout, where an installation recorded them, or below --target."""
   assert presets.folder() == ROOT / "configs"
   installed = tmp_path / "site-packages" / "loopjax" / "__init__.py"
   monkeypatch.setattr(loopjax, "__file__", str(installed))
-  folder = tmp_path / "share" / "loopjax" / "configs"
+  folder = tmp_path / place / "share" / "loopjax" / "configs"
   folder.mkdir(parents=True)
   for name in ("common", "sudoku_utm"):
     text = (ROOT / "configs" / f"{name}.py").read_text()
     (folder / f"{name}.py").write_text(text)
   places = [
     metadata.PackagePath(x)
-    for x in ("loopjax/main.py", "../share/loopjax/configs/sudoku_utm.py")
+    for x in ("loopjax/main.py", "../share/loopjax/configs/common.py")
   ]
   for place in places:
     place.dist = metadata.PathDistribution(tmp_path / "site-packages" / "x")

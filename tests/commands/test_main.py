@@ -55,7 +55,8 @@ def test_a_folder_of_something_else_is_refused(mode, tmp_path, capsys):
   flags = config, f"--mode={mode}", f"--workdir={tmp_path}"
   assert command(main_lib.main, *flags) == 2
   error = capsys.readouterr().err
-  assert error == f"error: {tmp_path}/config.json: was not written by loopjax\n"
+  said = "was not written by loopjax: model is missing or malformed"
+  assert error == f"error: {tmp_path}/config.json: {said}\n"
   with pytest.raises(
     UserError, match="config.json: was not written by loopjax"
   ):

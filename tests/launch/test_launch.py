@@ -92,3 +92,12 @@ def test_every_flag_that_a_script_gives_exists(world):
   wanted = given(world.calls[0], sweep) | given(" ".join(step), sweep)
   assert wanted == {"config", "workdir", "sweep", "count", "item"}
   assert wanted <= there_are(sweep_main)
+
+
+def test_a_cdpath_leads_no_script_elsewhere(world):
+  (world.directory / "launch").mkdir()
+  submit, *_ = dry(world, "launch/slurm.sh", RUN, CDPATH=str(world.directory))
+  assert submit[-3:] == ["launch/slurm.sh", *RUN]
+  for path in LAUNCH.glob("*.sh"):
+    moves = re.findall(r".*\bcd \"\$\(dirname.*", path.read_text())
+    assert all("CDPATH='' cd" in line for line in moves)

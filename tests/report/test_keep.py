@@ -72,7 +72,7 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert [group.overrides for group in groups] == [
     {"model.num_loops": 1}, {"model.num_loops": 4},
   ]  # fmt: skip
-  pages = page.write([out.parent], tmp_path / "report")
+  pages = page.write(runs_lib.collect([out.parent]), tmp_path / "report")
   markdown = pages[1].read_text()
   assert "<small>N = 4</small>" in markdown  # The paper's row.
   assert "420.0\u00a0±\u00a010.0" in markdown
@@ -104,7 +104,9 @@ def test_a_table_is_headed_by_its_question(runs, tmp_path):
   out = tmp_path / "kept" / "rule.runs.json"
   keep.keep(runs[:2], out, "passes", "Do passes help?")
   keep.keep(runs, out, "passes")  # Additions do not remove it.
-  markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
+  markdown = page.write(runs_lib.collect([out.parent]), tmp_path / "report")[
+    1
+  ].read_text()
   assert "\n### Do passes help?\n" in markdown
   assert "Runs: rule, sweep passes." in markdown
   assert "| loops\u00a0=\u00a01 <small>N = 1</small> |" in markdown
@@ -116,13 +118,15 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   for name, kept in (("rule", runs), ("other", runs[:1])):
     keep.keep(kept, out / f"{name}.runs.json", "passes", f"Is it {name}?")
   keep.keep(runs, out / "rate.runs.json", "passes", "Which?", ("run.seed",))
-  before = page.write([out], tmp_path / "report")[1].read_text()
+  before = page.write(runs_lib.collect([out]), tmp_path / "report")[
+    1
+  ].read_text()
   assert "## Contents" in before and "## Verdicts" not in before
   path = out / "rule.runs.json"
   words = [f"--out={path}", "--sweep=passes", "--verdict=same direction"]
   assert keep.main(words) == 0  # Adds no runs.
   assert len(runs_lib.collect([out])[0][-1].runs) == len(runs)
-  html, markdown, *_ = page.write([out], tmp_path / "report")
+  html, markdown, *_ = page.write(runs_lib.collect([out]), tmp_path / "report")
   lines = markdown.read_text().splitlines()
   assert lines[2] == "## Verdicts"
   for name, counts, verdict in (
@@ -161,7 +165,9 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
   common = [*map(str, runs), f"--out={out}", "--sweep=search"]
   assert keep.main([*common, "--chosen_for=model.num_loops"]) == 0
   assert keep.main(common) == 0  # Additions do not remove it.
-  markdown = page.write([out.parent], tmp_path / "report")[1].read_text()
+  markdown = page.write(runs_lib.collect([out.parent]), tmp_path / "report")[
+    1
+  ].read_text()
   [header] = re.findall(r"\| setting \| ([^|]+) \| ([^|]+) \|", markdown)
   label = "all labels of an example right, %"
   assert header == (f"validation: {label}", label)
@@ -176,7 +182,9 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
     other = tmp_path / f"kept_{number}" / "rule.runs.json"
     arguments = [*map(str, runs), f"--out={other}", "--sweep=search", *option]
     assert keep.main(arguments) == 0
-    markdown = page.write([other.parent], tmp_path / "report")[1].read_text()
+    markdown = page.write(
+      runs_lib.collect([other.parent]), tmp_path / "report"
+    )[1].read_text()
     assert markdown.count("chosen <small>") == number
     assert ("| validation: " in markdown) == bool(number)
 

@@ -40,7 +40,7 @@ def items_of(name, preset="smoke", common=None):
 
 
 ENDS = {
-  0: {"status": "completed"},
+  0: {"status": "completed", "metrics": {}, "parameters": 1, "steps": 20},
   3: {"status": "diverged", "reason": "loss is not finite at step 7"},
   4: {"status": "preempted"},
 }
@@ -798,3 +798,17 @@ def test_names_of_items_that_go_on_tell_what_from(tmp_path):
   assert slugs == [item.slug for item in chained(tmp_path / "elsewhere")]
   assert len(set(slugs)) == 3
   assert chained(tmp_path, "end")[1].slug not in slugs  # From another run.
+
+
+def test_an_item_with_a_damaged_summary_has_failed(
+  monkeypatch, items, tmp_path
+):
+  """It has the status of a complete one, but no scores."""
+  start(monkeypatch, items, tmp_path)
+  path = tmp_path / items[1].slug / "summary.json"
+  path.write_text('{"status": "completed"}')
+  (tmp_path / items[2].slug / "summary.json").unlink()
+  runner, failed, status = start(monkeypatch, items, tmp_path)
+  said = f"{path}: was not written by loopjax: metrics is missing or malformed"
+  assert (failed, status) == ({items[1].slug: said}, 1)
+  assert runner.names == [items[2].slug]

@@ -13,6 +13,7 @@ from loopjax.watch import __main__ as command
 from loopjax.watch import frame, runs
 
 NOW = 1_000_000.0
+DONE = {"status": "completed", "metrics": {}, "parameters": 1, "steps": 100}
 
 
 def make(folder, rows, *, task="sudoku", summary=None, age=1.0):
@@ -107,7 +108,7 @@ def test_layers_have_lines_of_their_own(tmp_path):
     (600.0, None, "silent for 10 minutes", False),
     (
       600.0,
-      {"status": "completed", "wall_seconds": 250},
+      {**DONE, "wall_seconds": 250},
       "completed after 4 minutes",
       True,
     ),
@@ -199,7 +200,7 @@ def test_runs_stand_side_by_side_where_there_is_room(tmp_path):
 def test_a_run_that_has_ended_leaves_room_for_one_that_trains(tmp_path):
   scores = {"ponder_steps_cells": 4.0, "steps_per_second": 2.0}
   rows = [train(10, 4.0, **scores), validation(10, 0.5), train(50, 2.0)]
-  done = {"status": "completed", "wall_seconds": 250}
+  done = {**DONE, "wall_seconds": 250}
   found = [
     runs.read(make(tmp_path / "old", rows, summary=done), NOW),
     runs.read(make(tmp_path / "new", rows), NOW),
@@ -240,7 +241,7 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
   def sleep(seconds):
     waits.append(seconds)
     if len(waits) == 2:
-      done = {"status": "completed", "wall_seconds": 20}
+      done = {**DONE, "wall_seconds": 20}
       (folder / "summary.json").write_text(json.dumps(done))
 
   monkeypatch.setattr(command.time, "sleep", sleep)
@@ -251,7 +252,7 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
 
 
 def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, monkeypatch):
-  done = {"status": "completed", "wall_seconds": 20}
+  done = {**DONE, "wall_seconds": 20}
   monkeypatch.setattr(
     command.time,
     "sleep",
