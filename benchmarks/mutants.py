@@ -247,6 +247,7 @@ def _run(
       return compile(row["after"], path, "exec")
     return get_code(self, name)
 
+  # Every import of this fork; mypy has no type for a method that is replaced.
   loader.get_code = get_changed  # type: ignore[method-assign]
 
   class Watch:

@@ -2,6 +2,13 @@
 
 Configs are loaded by path and read these with `presets.beside`. A block that
 only one config uses is in that config.
+
+  SMOKE         the base of most smoke presets
+  SLEEP*        Sleep's tasks: automaton, depo, gsm
+  DISCO         presets of DiscoLoop's tasks: language, multihop
+  LM_*          training on text, and on arithmetic in the tests
+  TUNE*         further training of a trained model on text
+  SUDOKU_*      Sudoku; SUDOKU_PEER*: TRM, HRM and URM
 """
 
 from loopjax.config import presets
@@ -14,7 +21,6 @@ SMOKE = {  # Takes seconds; used by tests.
   },
   "eval": {"every": 0, "num_examples": 0, "batch_size": 64},
 }  # fmt: skip
-
 SLEEP = {  # Sleep's paper, arXiv 2605.26099.
   "optim": {
     "name": "muon", "learning_rate": 5e-5, "muon_learning_rate": 2e-3,
@@ -24,26 +30,13 @@ SLEEP = {  # Sleep's paper, arXiv 2605.26099.
   "run": {"steps_per_call": 20, "log_every": 200, "checkpoint_every": 5000},
   "eval": {"every": 2000, "batch_size": 200, "depth_factor": 0},
 }  # fmt: skip
+
 # Memory in a trained model; `warm_up` trains nothing else (section 6.4).
 SLEEP_WARM_UP = {
   "model": {"eviction": "hard"},
   "optim": {"frozen": "^(?!memories/)"},
   "run": {"init_fresh": "^memories/"},
 }  # fmt: skip
-
-
-def learning_rates(config) -> list[dict]:
-  """A search around the preset's rate.
-
-  With Muon, varies Muon's rate only, as Sleep's paper does.
-  """
-  name = (
-    "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
-  )
-  rate = config.optim[name]
-  return [{f"optim.{name}": rate * by} for by in (0.25, 0.5, 1.0, 2.0, 4.0)]
-
-
 DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; tasks set the steps.
   "paper": {
     "optim": {
@@ -85,7 +78,6 @@ DISCO = {  # Presets of DiscoLoop, arXiv 2607.00341; tasks set the steps.
     "model": {"num_layers": 2},
   }),
 }  # fmt: skip
-
 SLEEP_SMOKE = presets.merged(SMOKE, {
   "model": {
     "num_layers": 1, "num_memory_layers": 1, "num_memory_heads": 2,
@@ -125,6 +117,7 @@ LM_SMOKE = presets.merged(SMOKE, {
   },
   "model": {"num_layers": 2, "num_loops": 3},
 })  # fmt: skip
+
 # Trained models, trained further on text.
 TUNE = {
   "task": {
@@ -208,3 +201,15 @@ SUDOKU_PEER_SMOKE = presets.merged(SUDOKU_SMOKE, {
   "task": {"num_train_puzzles": 0},
   "model": {"precision": "float32", "mlp_ratio": 2.0},
 })  # fmt: skip
+
+
+def learning_rates(config) -> list[dict]:
+  """A search around the preset's rate.
+
+  With Muon, varies Muon's rate only, as Sleep's paper does.
+  """
+  name = (
+    "muon_learning_rate" if config.optim.name == "muon" else "learning_rate"
+  )
+  rate = config.optim[name]
+  return [{f"optim.{name}": rate * by} for by in (0.25, 0.5, 1.0, 2.0, 4.0)]

@@ -81,8 +81,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   slower = {name: rate / 4 for name, rate in rates.items()} if scratch else {}
   num_steps = presets.steps(config, 1, 2 if scratch else 1)
   on = {**slower, "run.init_from": teacher, "run.num_steps": num_steps}
-  begun = {**on, "run.init_fresh": "latent_gates"}
-  taught = {**begun, "run.teacher": teacher, "model.distill": "all"}
+  from_teacher = {**on, "run.init_fresh": "latent_gates"}
+  taught = {**from_teacher, "run.teacher": teacher, "model.distill": "all"}
   phase_1 = {
     **taught, "model.alpha": 0.0, "model.interpolation_steps": num_steps,
   }  # fmt: skip
@@ -121,7 +121,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "gates": [*first, *product([phase_1], gates)],  # Table 3.
     "components": [  # Table 4: leaves out one more each time.
       *first, phase_1, aligned, phase_2,
-      taught, begun, {**begun, "model.chunk_size": 0},
+      taught, from_teacher, {**from_teacher, "model.chunk_size": 0},
     ],
     "chunk_size": [*first, *product(
       [phase_1], axis("model.chunk_size", chunk // 2, chunk, 2 * chunk, 0))],
@@ -139,8 +139,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     ],
     "gqa": gqa if scratch else [],
     "sharing": [  # The teacher trained on, MELT, one loop's keys, windows.
-      *first, {**_LOOPED, **on}, begun, *product(
-        [{**begun, "optim.rates": ()}], axis("model.gate", "first", "last")
+      *first, {**_LOOPED, **on}, from_teacher, *product(
+        [{**from_teacher, "optim.rates": ()}],
+        axis("model.gate", "first", "last"),
       ), *product([windows], axis("model.window", 16, 64)),
     ],
   }  # fmt: skip

@@ -57,8 +57,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
 
 def _retrofit(config) -> list[dict]:
   """Loops that grow, and none for as many steps or layer applications."""
-  model, most = config.model, config.model.num_loops
-  stages = max(1, most // 4), max(1, most // 2), most
+  model, max_loops = config.model, config.model.num_loops
+  stages = max(1, max_loops // 4), max(1, max_loops // 2), max_loops
   grows = {
     "model.growth_steps": tuple(presets.steps(config, n, 3) for n in (1, 2)),
     "model.growth_loops": stages[:2], "optim.rates": ("update_share=10",),

@@ -83,7 +83,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   memory, loops = "model.num_memory_tokens", config.model.num_loops
   batch, steps = config.run.batch_size, config.run.num_steps
   tokens = axis(memory, 0, 4, 8, 16, 32, 64)
-  own = axis(memory, *sorted({0, config.model.num_memory_tokens}))
+  with_and_without = axis(memory, *sorted({0, config.model.num_memory_tokens}))
   seeds = axis("run.seed", 0, 42, 123)
   free = {"model.ponder_weight": 0.0, "model.ponder_warmup_steps": 0}
   cold = {**free, "model.ponder_weight": 1e-3}
@@ -110,7 +110,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "depth": product(modes[:3], seeds[2:]),
     "norm": product([flat], axis("model.norm", "derf_utm", "rmsnorm"), seeds),
     "ablation": product([{}, tokens[0], flat], seeds),
-    "positions": product(places, own, seeds),
+    "positions": product(places, with_and_without, seeds),
     "width": product([wide], seeds),
     "no_memory": product(tokens[:1], modes, depths, seeds),
     "muon": product(axis("optim.name", "adamw", "muon"), modes[:2], seeds),

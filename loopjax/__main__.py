@@ -62,10 +62,11 @@ def _run() -> int:
   if word == "--list":  # The one flag that needs no subcommand.
     word, rest = "train", ["--list"]
   if word not in _WORDS:
-    known = ", ".join(_WORDS)
+    commands = ", ".join(_WORDS)
     near = similar(word, _WORDS)
-    said = f"unknown command {word!r}; expected one of {known}{near}"
-    raise UserError(said)
+    raise UserError(
+      f"unknown command {word!r}; expected one of {commands}{near}"
+    )
   # As with `python -m`, modules of the current folder can be imported: a
   # config may name a family or task there.
   if not sys.flags.safe_path and os.getcwd() not in sys.path:

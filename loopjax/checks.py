@@ -58,8 +58,10 @@ def plain_values(section: str, record: Any) -> None:
     allowed = (float, int) if kind is float else (kind,)
     finite = not isinstance(value, float) or math.isfinite(value)
     if type(value) not in allowed or not finite:
-      wanted = "a finite float" if kind is float else f"of type {kind.__name__}"
-      mistakes.append(f"{section}.{field.name}={value!r} must be {wanted}")
+      expected = (
+        "a finite float" if kind is float else f"of type {kind.__name__}"
+      )
+      mistakes.append(f"{section}.{field.name}={value!r} must be {expected}")
     elif type(value) is int and abs(value) >= 2**32:
       mistakes.append(f"{section}.{field.name}={value} must be less than 2**32")
   _raise_all(mistakes)
@@ -141,9 +143,9 @@ def wrong_file(head: bytes) -> str:
     return "is a Git LFS pointer, not the file; run git lfs pull"
   if start.startswith((b"<!doctype html", b"<html")):
     return "is a web page, not the file; download it again"
-  for magic, said in _WRONG.items():
+  for magic, message in _WRONG.items():
     if head.startswith(magic):
-      return said
+      return message
   return ""
 
 

@@ -84,8 +84,8 @@ def writing(place: object) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    said = f"{place}: cannot be written: {error.strerror}"
-    raise UserError(said) from error
+    message = f"{place}: cannot be written: {error.strerror}"
+    raise UserError(message) from error
 
 
 def print_error(error: object) -> None:
@@ -192,22 +192,22 @@ class Parser(argparse.ArgumentParser):
     if not self._subparsers:  # The parser of the subcommand checks its flags.
       for word in args:
         self._check_flag(word)
-    found, rest = super().parse_known_args(args, namespace)
-    for name, value in vars(found).items():
+    options, remaining = super().parse_known_args(args, namespace)
+    for name, value in vars(options).items():
       if isinstance(value, pathlib.Path):
-        setattr(found, name, local_path(value))
+        setattr(options, name, local_path(value))
       elif isinstance(value, list):
         paths = [isinstance(one, pathlib.Path) for one in value]
         if paths and all(paths):
-          setattr(found, name, [local_path(one) for one in value])
-    return found, rest
+          setattr(options, name, [local_path(one) for one in value])
+    return options, remaining
 
   def _check_flag(self, word: str) -> None:
     """Raises UserError if a word is a flag that is unknown or abbreviated."""
-    found = re.fullmatch(r"(--\w[\w-]*)(?:=(.*))?", word, re.DOTALL)
-    if not found or found[1] in self._option_string_actions:
+    match = re.fullmatch(r"(--\w[\w-]*)(?:=(.*))?", word, re.DOTALL)
+    if not match or match[1] in self._option_string_actions:
       return
-    flag, value = found.groups()
+    flag, value = match.groups()
     arguments = [action.metavar for action in self._actions]
     if flag == "--workdir" and "WORKDIR" in arguments:
       raise UserError(
@@ -226,13 +226,13 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
   Raises:
     UserError: the path is in a bucket.
   """
-  given = os.path.expanduser(path)
-  if found := re.match("(gs|s3):/+(.*)", given):
+  expanded = os.path.expanduser(path)
+  if match := re.match("(gs|s3):/+(.*)", expanded):
     raise UserError(
-      f"{found[1]}://{found[2]}: buckets are unsupported; pass a local path,"
+      f"{match[1]}://{match[2]}: buckets are unsupported; pass a local path,"
       " such as a mounted bucket"
     )
-  return pathlib.Path(given)
+  return pathlib.Path(expanded)
 
 
 def similar(name: object, known: Iterable[str]) -> str:

@@ -40,33 +40,33 @@ MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  made = command_line.ConfigParser("python -m loopjax.main", __doc__ or "")
-  made.add_argument(
+  result = command_line.ConfigParser("python -m loopjax.main", __doc__ or "")
+  result.add_argument(
     "--mode",
     choices=MODES,
     default="train_and_eval",
     help="what to do [train_and_eval]; describe prints sizes and costs,"
     " describe_json for programs",
   )
-  made.add_argument(
+  result.add_argument(
     "--list", action="store_true", help="list the configs and their presets"
   )
-  made.add_argument(
+  result.add_argument(
     "--extend",
     action="store_true",
     help="continue the run in --workdir, finished or not, with a larger"
     " run.num_steps or another run.batch_size",
   )
-  made.add_argument(
+  result.add_argument(
     "--seeds",
     metavar="SEEDS",
     help="runs of several values of run.seed, trained in one program:"
     " --seeds=0,1,2 writes DIR/seed=0, ...",
   )
-  command_line.add_processes(made)
-  made.importer = imported
-  made.set_defaults(limit=0)
-  return made
+  command_line.add_processes(result)
+  result.importer = imported
+  result.set_defaults(limit=0)
+  return result
 
 
 def imported(options: Any, where: str) -> str:
@@ -167,11 +167,11 @@ def _run(
     print(chosen, flush=True)
   if options.mode == "eval":
     return {None: score.score_model(config, workdir, finish, options.limit)}
-  rest = options.mode, finish, options.extend
+  arguments = options.mode, finish, options.extend
   if seeds:
     workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
-    return train.run_seeds(config, workdirs, *rest)
-  return {None: train.run(config, workdir, *rest)}
+    return train.run_seeds(config, workdirs, *arguments)
+  return {None: train.run(config, workdir, *arguments)}
 
 
 def _say_end(
@@ -235,8 +235,8 @@ def _check_source(
     )
     return
   folder = zoo.located(workdir)
-  there = (folder / "config.json").exists()
-  of_run = workdir_lib.read_config(folder).get("run", {}) if there else {}
+  has_config = (folder / "config.json").exists()
+  of_run = workdir_lib.read_config(folder).get("run", {}) if has_config else {}
   for key, value in overrides.items():
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:
@@ -253,9 +253,9 @@ def _check_devices() -> None:
   try:
     jax.devices()
   except (AssertionError, RuntimeError) as error:
-    said = one_line(error) or "no such device"
+    reason = one_line(error) or "no such device"
     platforms = os.environ.get("JAX_PLATFORMS", "")
-    raise UserError(f"JAX_PLATFORMS={platforms}: {said}") from error
+    raise UserError(f"JAX_PLATFORMS={platforms}: {reason}") from error
 
 
 def _end_alone(error: Exception) -> NoReturn:

@@ -25,24 +25,24 @@ from loopjax.errors import UserError, leave, one_line_errors
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  made = command_line.ConfigParser("loopjax score", __doc__ or "")
-  made.add_argument(
+  result = command_line.ConfigParser("loopjax score", __doc__ or "")
+  result.add_argument(
     "run",
     nargs="?",
     metavar="RUN",
     help="a work directory, zoo:NAME or a folder of the Hub",
   )
-  made.add_argument(
+  result.add_argument(
     "--limit",
     type=int,
     default=0,
     help="number of examples, rounded up to batches of eval.batch_size; 0 for"
     " all [0]",
   )
-  command_line.add_processes(made)
-  made.importer = main_lib.imported
-  made.set_defaults(mode="eval", list=False, extend=False, seeds=None)
-  return made
+  command_line.add_processes(result)
+  result.importer = main_lib.imported
+  result.set_defaults(mode="eval", list=False, extend=False, seeds=None)
+  return result
 
 
 @one_line_errors

@@ -42,9 +42,9 @@ def split_name(config_name: str) -> tuple[str, str]:
   Folders may have a colon in their names, and an argument a file `.py`.
   """
   path, _, argument = config_name.partition(":")
-  found = re.match(r"(.*?\.py)(?::(.*))?$", config_name, re.DOTALL)
-  if found and "/" in path and not path.endswith(".py"):
-    return found[1], found[2] or ""
+  match = re.match(r"(.*?\.py)(?::(.*))?$", config_name, re.DOTALL)
+  if match and "/" in path and not path.endswith(".py"):
+    return match[1], match[2] or ""
   return path, argument
 
 
@@ -62,8 +62,8 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   same = [name for name in known if word in _short_names(name)]
   near = [*same, *difflib.get_close_matches(key, known, n=3)]
   if near:
-    found = ", ".join(list(dict.fromkeys(near))[:3])
-    raise UserError(f"unknown setting {key!r}; did you mean {found}?")
+    suggestions = ", ".join(list(dict.fromkeys(near))[:3])
+    raise UserError(f"unknown setting {key!r}; did you mean {suggestions}?")
   names = [name for name in known if name.startswith(section)]
   names = names or sorted({name.partition(".")[0] for name in known})
   raise UserError(

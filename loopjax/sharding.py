@@ -53,9 +53,9 @@ def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
   """The mesh (data, fsdp, tensor) over devices, usually of all processes."""
   sizes = [getattr(config, axis) for axis in AXES]
   num_devices = len(devices)
-  known = int(np.prod([size for size in sizes if size != -1]))
-  if -1 in sizes and num_devices % known == 0:
-    sizes[sizes.index(-1)] = num_devices // known
+  given_size = int(np.prod([size for size in sizes if size != -1]))
+  if -1 in sizes and num_devices % given_size == 0:
+    sizes[sizes.index(-1)] = num_devices // given_size
   if int(np.prod(sizes)) != num_devices:
     raise UserError(
       f"mesh data={config.data}, fsdp={config.fsdp}, tensor={config.tensor}"
@@ -120,9 +120,9 @@ def _dividing(mesh: Mesh, axes: Any, size: int) -> tuple[str, ...] | None:
   used: tuple[str, ...] = ()
   ways = 1
   for axis in names_of(axes):
-    more = mesh.shape[axis]
-    if more > 1 and size % (ways * more) == 0:
-      used, ways = (*used, axis), ways * more
+    size_of_axis = mesh.shape[axis]
+    if size_of_axis > 1 and size % (ways * size_of_axis) == 0:
+      used, ways = (*used, axis), ways * size_of_axis
   return used or None
 
 
@@ -252,8 +252,8 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
   If a tensor axis spans several processes, all of them hold the same example.
   """
-  held = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
-  rows = [np.arange(batch_size)[index] for index in held.values()]
+  indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
+  rows = [np.arange(batch_size)[index] for index in indices.values()]
   return np.unique(np.concatenate(rows))
 
 

@@ -147,11 +147,11 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   num_loops, score = settings.model.num_loops, settings.task_module.HEADLINE[0]
   if num_loops == 1:
     return []
-  found = exits(evaluated, score)
+  measured = exits(evaluated, score)
   figure = draw.new(7.5, 4.4)
   axes = figure.subplots()
   changes, errors = (
-    [row[f"{score}/change{of}"] for row in found] for of in ("", "_error")
+    [row[f"{score}/change{of}"] for row in measured] for of in ("", "_error")
   )
   for name, color, label in (
     ("loops_per_token", draw.BLUE, "in a token's output (all iterations run)"),
@@ -161,12 +161,12 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
       "run, if a layer stops once its whole row has halted",
     ),
   ):
-    loops = [row[name] for row in found]
+    loops = [row[name] for row in measured]
     axes.errorbar(
       loops, changes, errors, color=color, marker="o", ms=4, capsize=2,
       label=label,
     )  # fmt: skip
-  for row, change in zip(found, changes, strict=True):
+  for row, change in zip(measured, changes, strict=True):
     axes.annotate(
       f"{row['exit_threshold']:g}", (row["loops_per_token"], change),
       textcoords="offset points", xytext=(4, 6), fontsize=8, color=draw.BLUE,
@@ -176,13 +176,13 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   draw.tidy(
     axes,
     f"Halting at inference by threshold; {words} without it"
-    f" {found[0][score]:.3f}, {found[0]['rows']} rows",
+    f" {measured[0][score]:.3f}, {measured[0]['rows']} rows",
     f"iterations out of {num_loops}, mean over layers",
     f"change in {words}, ±1 standard error",
   )
   axes.legend(frameon=False, fontsize=9)
   numbers = evaluated.directory / "exits.json"
-  workdir_lib.write_json(numbers, {"exits": found})
+  workdir_lib.write_json(numbers, {"exits": measured})
   return [draw.save(figure, evaluated.directory / "exits.png"), numbers]
 
 

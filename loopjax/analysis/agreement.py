@@ -53,11 +53,11 @@ def measure(
     settings.spec.vocab_size - settings.spec.num_padding_tokens,
   )
   prompts = [text.prompt for text in texts]
-  ours, theirs = (
+  own, other = (
     _written(of, values, prompts, num_written)
     for of, values in ((settings, params), (teacher, teacher_params))
   )
-  pairs = zip(ours, theirs, strict=True)
+  pairs = zip(own, other, strict=True)
   shares = np.array([shared_length(*pair) / num_written for pair in pairs])
   mean, error = ratios.mean(shares, np.ones(len(shares)))
   return {"agreement": float(mean), "agreement/standard_error": float(error)}

@@ -54,14 +54,14 @@ def scores_by_depth(
   num_loops = settings.eval.depth_factor * trained
   reads_out = family.reads_out_every_loop
   if reads_out and reads_out(settings.model):
-    found = _run(evaluated, batch, num_loops, every=True)
+    scores = _run(evaluated, batch, num_loops, every=True)
   elif family.reading:
-    found = _by_runs(evaluated, batch, num_loops)
+    scores = _by_runs(evaluated, batch, num_loops)
   else:
     output = evaluated.forward(
       ("prediction",), num_loops=num_loops, num_examples=num_examples
     )
-    found = scores_by_loop(
+    scores = scores_by_loop(
       settings.task_module.score,
       output.trace["prediction"],
       batch,
@@ -75,7 +75,7 @@ def scores_by_depth(
       for index, split in enumerate(evaluated.splits)
     }
   for prefix, rows in parts.items():
-    of_rows = means(found, rows)
+    of_rows = means(scores, rows)
     result |= {f"{prefix}{name}": x for name, x in of_rows.items()}
   if family.measures:
     model = nnx.merge(evaluated.graphdef, evaluated.params)
@@ -116,13 +116,13 @@ def scores_by_loop(
   return jax.jit(lambda each: jax.lax.map(score_one, each))(each)
 
 
-def means(found: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
+def means(scores: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
   """Weighted means and standard errors over rows, f64 [K], as in evaluations.
 
   `rows` selects the rows to use; without their weight there is no score.
   """
   result: dict[str, np.ndarray] = {}
-  for name, both in found.items():
+  for name, both in scores.items():
     values, weights = (np.asarray(x, np.float64)[:, rows] for x in both)
     if weights.any():
       mean, error = ratios.mean(weights * values, weights)
@@ -138,12 +138,12 @@ def _by_runs(
   powers = [2**n for n in range(num_loops.bit_length())]
   counts = sorted({*powers, trained, num_loops})
   runs = [_run(evaluated, batch, loops, every=False) for loops in counts]
-  at = np.subtract(counts, 1)
+  last_loop = np.subtract(counts, 1)
 
   def placed(*rows: np.ndarray) -> np.ndarray:
-    whole = np.full((num_loops, rows[0].shape[1]), np.nan)
-    whole[at] = np.concatenate(rows)
-    return whole
+    padded = np.full((num_loops, rows[0].shape[1]), np.nan)
+    padded[last_loop] = np.concatenate(rows)
+    return padded
 
   return jax.tree.map(placed, *runs)
 
@@ -192,8 +192,8 @@ def _of_rows(
     state = {name: (trace[name], ones) for name in every_loop.STATE}
   else:
     output = model(**inputs, num_loops=num_loops)
-    found = eval_step.read_out(model, output.hidden, batch)
-    losses, prediction = (x[None] for x in found)
+    tokens = eval_step.read_out(model, output.hidden, batch)
+    losses, prediction = (x[None] for x in tokens)
   vocab_size = model.spec.vocab_size
   return {
     **scores_by_loop(score, prediction, batch, vocab_size, losses),
@@ -234,8 +234,8 @@ def draw_depth(
   vectors = {name: x for name, x in scores.items() if np.ndim(x)}
   of_metric: list[tuple[str, str, list[str]]] = []
   for name, title, unit in _PANELS:
-    if found := [x for x in vectors if x.rpartition("/")[2] == name]:
-      of_metric.append((title, unit, found))
+    if names_of_metric := [x for x in vectors if x.rpartition("/")[2] == name]:
+      of_metric.append((title, unit, names_of_metric))
   drawn = {name for *_, names in of_metric for name in names}
   shares = [x for x in vectors if x not in drawn and not x.endswith(_ERROR)]
   if shares:
@@ -244,8 +244,8 @@ def draw_depth(
     of_metric.insert(0, (title, "share", shares))
   panels: list[tuple[str, str, Sequence[str]]] = [
     (f"{title}{of_part}", unit, names)
-    for title, unit, found in of_metric
-    for of_part, names in _parts(found).items()
+    for title, unit, names_of_metric in of_metric
+    for of_part, names in _parts(names_of_metric).items()
   ]
   across = min(len(panels), 2)
   size = (8.5, 4.4) if across == 1 else (5.5, 3.9)

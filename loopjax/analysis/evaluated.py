@@ -70,8 +70,8 @@ def evaluate_model(
   """
   directory.mkdir(parents=True, exist_ok=True)
   num_memory_of = settings.family.num_memory_tokens
-  wanted = settings.eval.depth_examples
-  batch = sample(dataset, wanted and max(wanted, MAX_EXAMPLES))
+  num_examples = settings.eval.depth_examples
+  batch = sample(dataset, num_examples and max(num_examples, MAX_EXAMPLES))
   params = on_one_device(params)
   forward = make_forward(settings, graphdef, params, batch)
   return EvaluatedModel(
@@ -167,13 +167,13 @@ def halves(
       are skipped.
   """
   is_text = first_document(batch, num_tokens)
-  found = []
+  results = []
   for row, kept in zip(batch["inputs"], is_text, strict=True):
     text = tuple(row[kept].tolist())
     if text:
       length = min(max(len(text) // 2, 1), max_prompt)
-      found.append(Halves(text[:length], text[length:]))
-  return found
+      results.append(Halves(text[:length], text[length:]))
+  return results
 
 
 def in_batches(
@@ -187,11 +187,11 @@ def in_batches(
   number = len(jax.tree.leaves(rows)[0])
   parts = []
   for start in range(0, number, size):
-    there = np.arange(start, start + size) % number
-    batch = jax.tree.map(lambda x, there=there: x[there], rows)
+    indices = np.arange(start, start + size) % number
+    batch = jax.tree.map(lambda x, indices=indices: x[indices], rows)
     parts.append(jax.device_get(function(batch)))
-  whole = jax.tree.map(lambda *x: np.concatenate(x, axis=axis), *parts)
-  return jax.tree.map(lambda x: np.take(x, range(number), axis=axis), whole)
+  joined = jax.tree.map(lambda *x: np.concatenate(x, axis=axis), *parts)
+  return jax.tree.map(lambda x: np.take(x, range(number), axis=axis), joined)
 
 
 def make_forward(
@@ -204,8 +204,8 @@ def make_forward(
 
   Returns:
     forward(trace=(), *, averaged=(), num_loops=None, num_examples=None,
-    **more): an `Output` of numpy arrays for the first `num_examples` examples
-    (all if None) with `num_loops` loops (as trained if None); `more` are
+    **extra): an `Output` of numpy arrays for the first `num_examples` examples
+    (all if None) with `num_loops` loops (as trained if None); `extra` are
     family-specific numeric arguments. Traces named in `averaged` are averaged
     over examples on the device, [K, ...] instead of [K, B, ...]. `losses` and
     `loops` are empty: they would be means over chunks.
@@ -214,9 +214,9 @@ def make_forward(
   inputs = eval_step_lib.model_inputs(batch)
 
   @functools.partial(jax.jit, static_argnums=(4, 5, 6))
-  def run(params, inputs, counted, more, trace, averaged, num_loops):
+  def run(params, inputs, counted, extra, trace, averaged, num_loops):
     model = nnx.merge(graphdef, params)
-    output = model(**inputs, num_loops=num_loops, trace=trace, **more)
+    output = model(**inputs, num_loops=num_loops, trace=trace, **extra)
     traces = {
       name: jnp.einsum("b,rb...->r...", counted, value)
       if name in averaged
@@ -226,19 +226,19 @@ def make_forward(
     return output.logits, output.stats, traces
 
   def forward(
-    trace=(), *, averaged=(), num_loops=None, num_examples=None, **more
+    trace=(), *, averaged=(), num_loops=None, num_examples=None, **extra
   ):
     rows = {name: x[:num_examples] for name, x in inputs.items()}
     num_rows = len(rows["inputs"])
-    more = {name: np.float32(value) for name, value in more.items()}
+    extra = {name: np.float32(value) for name, value in extra.items()}
     large = {"attention", "hidden"}.intersection(trace)
     size = min(_CHUNK if large else settings.eval.batch_size, num_rows)
     chunks = []
     for start in range(0, num_rows, size):
-      there = start + np.arange(size)  # Padded: one program for all chunks.
-      counted = (there < num_rows) / num_rows
-      chunk = {name: x[there % num_rows] for name, x in rows.items()}
-      args = jax.device_put((chunk, counted.astype(np.float32), more), device)
+      indices = start + np.arange(size)  # Padded: one program for all chunks.
+      counted = (indices < num_rows) / num_rows
+      chunk = {name: x[indices % num_rows] for name, x in rows.items()}
+      args = jax.device_put((chunk, counted.astype(np.float32), extra), device)
       parts = run(params, *args, trace, averaged, num_loops)
       chunks.append(jax.device_get(parts))
     return _join(chunks, num_rows, averaged)

@@ -69,10 +69,10 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   """exit_curve.png and .json: loss against the number of loops per token."""
   if not _has_gate(evaluated):
     return []
-  found = measure(evaluated)
+  measured = measure(evaluated)
   trained = evaluated.settings.model.num_loops
   fixed, gate, change = (
-    curve(found, trained, by) for by in ("fixed", "gate", "change")
+    curve(measured, trained, by) for by in ("fixed", "gate", "change")
   )
   return _draw(
     evaluated,
@@ -82,10 +82,10 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
       (gate, draw.BLUE, "exit by gate"),
       (change, draw.ORANGE, "exit by change of the state"),
     ),
-    f"Loss by number of loops, {found.losses.shape[1]} rows; trained with "
+    f"Loss by number of loops, {measured.losses.shape[1]} rows; trained with "
     f"{trained}",
     {
-      "rows": found.losses.shape[1],
+      "rows": measured.losses.shape[1],
       "trained_num_loops": trained,
       "earlier_tokens": "run all loops",
       "fixed": fixed,
@@ -137,9 +137,9 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   task = evaluated.settings.task
   if not _has_gate(evaluated) or not isinstance(task, text_task.Config):
     return []
-  found = measure(evaluated, _NUM_DRAWN)
+  measured = measure(evaluated, _NUM_DRAWN)
   trained = evaluated.settings.model.num_loops
-  steps = exit_steps(found, trained, "gate", MAP_THRESHOLD)
+  steps = exit_steps(measured, trained, "gate", MAP_THRESHOLD)
   tokenizer = tokenizer_lib.of(task)
   blocks: list[document.Block] = [
     document.Heading(1, "When tokens exit"),
@@ -152,18 +152,18 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   ]
   for row in range(len(steps)):
     targets = evaluated.batch["targets"][row]
-    known = np.flatnonzero(found.weights[row] > 0)
+    real = np.flatnonzero(measured.weights[row] > 0)
     pieces = [
       (
         text,
         (steps[row, place] - 1) / (trained - 1),
-        note(found.losses[:trained, row, place], int(steps[row, place])),
+        note(measured.losses[:trained, row, place], int(steps[row, place])),
       )
       for text, place in zip(
-        token_texts(tokenizer, targets[known].tolist()), known, strict=True
+        token_texts(tokenizer, targets[real].tolist()), real, strict=True
       )
     ]
-    mean = steps[row, known].mean() if len(known) else 0.0
+    mean = steps[row, real].mean() if len(real) else 0.0
     blocks += [
       document.Heading(2, f"Row {row + 1}: {mean:.2f} loops per token"),
       document.Shaded(pieces),
@@ -220,31 +220,31 @@ def _of_rows(
 
 
 def exit_steps(
-  found: ExitMeasurements, num_loops: int, rule: str, threshold: float
+  measured: ExitMeasurements, num_loops: int, rule: str, threshold: float
 ) -> np.ndarray:
   """The loop after which each token exits, int [B, T], from 1.
 
   Args:
-    found: from `measure`.
+    measured: from `measure`.
     num_loops: K, the maximum number of loops.
     rule: "gate" or "change", see `loop.exits.ExitPolicy`.
     threshold: in (0, 1]; 1 for no exits.
   """
   if rule == "gate":
-    gates = jnp.asarray(found.gates[:num_loops])
+    gates = jnp.asarray(measured.gates[:num_loops])
     return np.asarray(exits.first_exit(gates, threshold)) + 1
-  leaves = (found.changes[:num_loops] <= 1 - threshold) & (threshold < 1)
+  leaves = (measured.changes[:num_loops] <= 1 - threshold) & (threshold < 1)
   leaves[-1] = True
   return np.argmax(leaves, axis=0) + 1
 
 
 def curve(
-  found: ExitMeasurements, trained: int, by: str
+  measured: ExitMeasurements, trained: int, by: str
 ) -> list[dict[str, Any]]:
   """Loss and loops per token, weighted by token.
 
   Args:
-    found: from `measure`.
+    measured: from `measure`.
     trained: number of loops in training, the maximum with exits.
     by: "fixed" for a row per number of loops; or a rule of `exit_steps` for a
       row per threshold.
@@ -254,17 +254,17 @@ def curve(
     of text of the loss minus the loss with all trained loops; and, for exits,
     "threshold".
   """
-  full = found.losses[trained - 1]
+  full = measured.losses[trained - 1]
 
   def row(steps: np.ndarray, **more: Any) -> dict[str, Any]:
-    losses = np.take_along_axis(found.losses, steps[None] - 1, axis=0)[0]
-    return {**more, **_means(losses, steps, found.weights, full)}
+    losses = np.take_along_axis(measured.losses, steps[None] - 1, axis=0)[0]
+    return {**more, **_means(losses, steps, measured.weights, full)}
 
   if by == "fixed":
-    counts = range(1, len(found.losses) + 1)
+    counts = range(1, len(measured.losses) + 1)
     return [row(np.full(full.shape, count)) for count in counts]
   return [
-    row(exit_steps(found, trained, by, threshold), threshold=threshold)
+    row(exit_steps(measured, trained, by, threshold), threshold=threshold)
     for threshold in THRESHOLDS
   ]
 
@@ -341,7 +341,7 @@ def measure_skipping(
   weights = batch["weights"]
   if "documents" in batch:
     weights = weights * (batch["documents"] == batch["documents"][:, :1])
-  found = []
+  results = []
   for rule in RULES:
     read = jax.jit(
       functools.partial(_read_tokens, graphdef=evaluated.graphdef, rule=rule)
@@ -352,14 +352,14 @@ def measure_skipping(
         read(evaluated.params, batch["inputs"], batch["targets"], threshold)
       )
       all_loops = losses if all_loops is None else all_loops
-      found.append(
+      results.append(
         {
           "rule": rule,
           "threshold": threshold,
           **_means(losses, loops, weights, all_loops),
         }
       )
-  return found
+  return results
 
 
 def _read_tokens(
@@ -393,26 +393,26 @@ def _read_tokens(
   return losses[0], loops.T
 
 
-def skipping_scores(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def skipping_scores(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """For each rule, the fewest loops per token that lose at most `MOST_LOST`.
 
   A rule with non-finite losses has no score.
   """
   best = {}
   for rule in RULES:
-    rows = [row for row in found if row["rule"] == rule]
-    most = (1 + MOST_LOST) * rows[0]["loss"]  # rows[0] has no exits.
-    if kept := [row["loops"] for row in rows if row["loss"] <= most]:
-      best[f"loops_by_{rule}"] = min(kept)
+    rows = [row for row in results if row["rule"] == rule]
+    max_loss = (1 + MOST_LOST) * rows[0]["loss"]  # rows[0] has no exits.
+    if loops := [row["loops"] for row in rows if row["loss"] <= max_loss]:
+      best[f"loops_by_{rule}"] = min(loops)
   return best
 
 
 def draw_skipping(
-  evaluated: evaluated_lib.EvaluatedModel, found: Sequence[Mapping[str, Any]]
+  evaluated: evaluated_lib.EvaluatedModel, results: Sequence[Mapping[str, Any]]
 ) -> list[pathlib.Path]:
   """skipping.png and .json: loss against loops per token."""
   gate, change = (
-    [row for row in found if row["rule"] == rule] for rule in RULES
+    [row for row in results if row["rule"] == rule] for rule in RULES
   )
   return _draw(
     evaluated,
@@ -423,5 +423,5 @@ def draw_skipping(
     ),
     f"Loss by number of loops, out of {evaluated.settings.model.num_loops}; "
     "later tokens do not see skipped loops either",
-    {"exits": list(found)},
+    {"exits": list(results)},
   )

@@ -87,7 +87,7 @@ def finish(scored: train.Scored) -> train.Extras:
   agreed = agreement.measure(
     scored.program, scored.params, scored.teacher_params, scored.dataset
   )
-  made = make_figures(
+  figures = make_figures(
     scored.program.settings,
     scored.program.graphdef,
     scored.params,
@@ -96,7 +96,7 @@ def finish(scored: train.Scored) -> train.Extras:
     scored.directory,
   )
   of_teacher = {"teacher": agreed} if agreed else {}
-  return made._replace(scores=of_teacher | made.scores)
+  return figures._replace(scores=of_teacher | figures.scores)
 
 
 def make_figures(
@@ -163,9 +163,9 @@ def make_figures(
   if by_depth:
     files += attempt("depth", _depth, evaluated, by_depth) or []
     scores["depth"] = by_depth
-  if found := attempt("skipping", exits.measure_skipping, evaluated):
-    files += attempt("skipping", exits.draw_skipping, evaluated, found) or []
-    scores["exits"] = exits.skipping_scores(found)
+  if skipping := attempt("skipping", exits.measure_skipping, evaluated):
+    files += attempt("skipping", exits.draw_skipping, evaluated, skipping) or []
+    scores["exits"] = exits.skipping_scores(skipping)
   return train.Extras(scores, files, failed)
 
 

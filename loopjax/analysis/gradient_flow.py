@@ -74,23 +74,23 @@ def measure(
     The entries of a run in gradient_flow.json, see `gradient_flow`.
   """
   run = jax.jit(functools.partial(_of_texts, model))
-  found = jax.device_get(run(tokens, count, targets))
+  results = jax.device_get(run(tokens, count, targets))
   by_loop = {
-    "gradient": {"hidden": found["hidden"].mean(axis=1).tolist()},
-    "radius": radius(found["state"]).mean(axis=1).tolist(),
+    "gradient": {"hidden": results["hidden"].mean(axis=1).tolist()},
+    "radius": radius(results["state"]).mean(axis=1).tolist(),
   }
-  if "keep" in found:
-    keep = found["keep"]  # [K - 1, L, B, D]
+  if "keep" in results:
+    keep = results["keep"]  # [K - 1, L, B, D]
     every = (1, 2, 3)
-    by_loop["gradient"]["latents"] = found["latents"].mean(axis=1).tolist()
-    by_loop["latent"] = radius(found["latent"]).mean(axis=1).tolist()
+    by_loop["gradient"]["latents"] = results["latents"].mean(axis=1).tolist()
+    by_loop["latent"] = radius(results["latent"]).mean(axis=1).tolist()
     by_loop["gate"] = {
       "mean": keep.mean(axis=every).tolist(),
       "kept": (keep > SATURATED).mean(axis=every).tolist(),
       "replaced": (keep < 1 - SATURATED).mean(axis=every).tolist(),
     }
   return {
-    "family": "melt" if "keep" in found else "looped",
+    "family": "melt" if "keep" in results else "looped",
     "texts": len(count),
     **by_loop,
   }
@@ -127,14 +127,14 @@ def _of_texts(
     state, t = at
     return projected(lambda s: loops.step(s, t)[0], state)
 
-  found = {
+  results = {
     "hidden": jnp.linalg.norm(gradients[..., :width], axis=-1),
     "state": jax.lax.map(state_jacobian, (states, number)),
   }
   if loops.layers is None:
-    return found
+    return results
   h = jax.vmap(lambda s: _latents(s, width))(states)
-  found["latents"] = jnp.linalg.norm(gradients[..., width:], axis=-1)
+  results["latents"] = jnp.linalg.norm(gradients[..., width:], axis=-1)
 
   def gates(at: Any) -> tuple[Array, Array]:
     h, x, t = at
@@ -146,8 +146,8 @@ def _of_texts(
     return update(h)[1], jacobian
 
   later = jax.tree.map(lambda x: x[1:], (h, inputs, number))
-  found["keep"], found["latent"] = jax.lax.map(gates, later)
-  return found
+  results["keep"], results["latent"] = jax.lax.map(gates, later)
+  return results
 
 
 def recurrence(model: Any, tokens: Array, count: Array) -> Recurrence:
@@ -274,13 +274,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = parser.parse_args(argv)
   if options.texts < 1:
     raise UserError(f"--texts={options.texts} must be at least 1")
-  found = {
+  results = {
     path.as_posix(): of_run(path, options.texts) for path in options.workdirs
   }
   output = options.out or zoo.output(options.workdirs[0]) / "analysis"
   with writing(f"--out={output}"):
     output.mkdir(parents=True, exist_ok=True)
-    files = write(found, output)
+    files = write(results, output)
   for path in files:
     print(path)
   return 0
@@ -320,15 +320,15 @@ def texts_of(batch: Mapping[str, np.ndarray], spec: Any) -> tuple[Any, ...]:
 
 
 def write(
-  found: Mapping[str, Mapping[str, Any]], directory: pathlib.Path
+  results: Mapping[str, Mapping[str, Any]], directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """Writes gradient_flow.json and gradient_flow.png; returns their paths."""
   numbers = directory / "gradient_flow.json"
-  workdir_lib.write_json(numbers, found)
+  workdir_lib.write_json(numbers, results)
   figure = draw.new(12, 3.8)
   back, forth, gates = figure.subplots(1, 3)
-  names = [pathlib.Path(path).name for path in found]
-  for color, (path, one) in zip(itertools.cycle(draw.PALETTE), found.items()):
+  names = [pathlib.Path(path).name for path in results]
+  for color, (path, one) in zip(itertools.cycle(draw.PALETTE), results.items()):
     name = pathlib.Path(path).name
     name = name if names.count(name) == 1 else path
     for part, style in (("hidden", "-"), ("latents", "--")):

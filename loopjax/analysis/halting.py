@@ -54,5 +54,5 @@ def by_kind(steps: np.ndarray, num_memory: int) -> dict[str, np.ndarray]:
 
 def histogram(steps: np.ndarray, num_loops: int) -> np.ndarray:
   """Share of tokens that took 1, 2, ..., K whole steps, f64 [K]."""
-  whole = np.rint(steps).astype(int).ravel()
-  return np.bincount(whole, minlength=num_loops + 1)[1:] / whole.size
+  rounded = np.rint(steps).astype(int).ravel()
+  return np.bincount(rounded, minlength=num_loops + 1)[1:] / rounded.size

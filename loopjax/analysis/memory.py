@@ -101,9 +101,9 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
   lines = [
     ("cache", "B/token", "B/text", f"MB for {num_tokens:,}", "of the first")
   ]
-  found = sizes(settings)
-  for size in found:
-    share = size.cache(num_tokens) / found[0].cache(num_tokens)
+  table_sizes = sizes(settings)
+  for size in table_sizes:
+    share = size.cache(num_tokens) / table_sizes[0].cache(num_tokens)
     lines.append(
       (
         size.kind,
@@ -115,7 +115,7 @@ def of_config(settings: config_lib.Settings, num_tokens: int) -> str:
     )
   return (
     f"{settings.model_name}, {settings.eval_loops} loops,"
-    f" {found[0].parameters / 1e6:,.3f} MB of parameters"
+    f" {table_sizes[0].parameters / 1e6:,.3f} MB of parameters"
     f"\n{document.aligned(lines, 1)}"
   )
 

@@ -36,8 +36,10 @@ def shuffled(
   """
   expected, loss = _evaluated(rows)
   orders = [rng.permutation(len(loss)) for _ in range(draws)]
-  found = [[_of_layer(x[order], loss) for x in expected.T] for order in orders]
-  return np.array(found)
+  onset_losses = [
+    [_of_layer(x[order], loss) for x in expected.T] for order in orders
+  ]
+  return np.array(onset_losses)
 
 
 def _evaluated(rows: series.Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,6 @@ def mean(
   sums, weights = (np.asarray(x, np.float64) for x in (sums, weights))
   total = weights.sum(axis=-1)
   total = np.where(total > 0, total, np.nan)
-  found = sums.sum(axis=-1) / total
-  off = sums - found[..., None] * weights
-  return found, np.sqrt((off**2).sum(axis=-1)) / total
+  means = sums.sum(axis=-1) / total
+  off = sums - means[..., None] * weights
+  return means, np.sqrt((off**2).sum(axis=-1)) / total

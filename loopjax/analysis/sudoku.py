@@ -95,7 +95,7 @@ def _draw_puzzle(
 ) -> pathlib.Path:
   """One puzzle over the loops."""
   board = _board(evaluated)
-  given = evaluated.batch["inputs"][row] - 1
+  clues = evaluated.batch["inputs"][row] - 1
   answer = evaluated.batch["targets"][row] - 1
   states = _board_states(evaluated, row)
   columns = 3
@@ -106,12 +106,12 @@ def _draw_puzzle(
   for axes in grid[len(states) + 1 :]:
     axes.axis("off")
   colors = np.ones((board.num_cells, 4))
-  colors[given > 0] = colors_lib.to_rgba(_GIVEN)
-  _draw_board(grid[0], board, given, colors, given > 0)
-  givens = int(np.sum(given > 0))
+  colors[clues > 0] = colors_lib.to_rgba(_GIVEN)
+  _draw_board(grid[0], board, clues, colors, clues > 0)
+  givens = int(np.sum(clues > 0))
   grid[0].set_title(f"puzzle\n{givens} givens", fontsize=11)
   for axes, state in zip(grid[1:], states, strict=False):
-    _draw_state(axes, board, given, answer, state)
+    _draw_state(axes, board, clues, answer, state)
   handles = [
     patches.Patch(color=_GIVEN, label="given"),
     patches.Patch(color=_RIGHT, label="right"),
@@ -152,7 +152,7 @@ def _board_states(
   return [*states, output]
 
 
-def _draw_state(axes, board, given, answer, state: BoardState) -> None:
+def _draw_state(axes, board, givens, answer, state: BoardState) -> None:
   """Correct cells green, wrong ones red, stronger with higher confidence."""
   right = state.digits == answer
   chance = 1 / board.size
@@ -161,9 +161,9 @@ def _draw_state(axes, board, given, answer, state: BoardState) -> None:
   for cell in range(board.num_cells):
     base = _RIGHT if right[cell] else _WRONG
     colors[cell] = (*colors_lib.to_rgb(base), 0.08 + 0.57 * strength[cell])
-  colors[right & (given > 0)] = colors_lib.to_rgba(_GIVEN)
-  _draw_board(axes, board, state.digits, colors, given > 0)
-  blank = given <= 0
+  colors[right & (givens > 0)] = colors_lib.to_rgba(_GIVEN)
+  _draw_board(axes, board, state.digits, colors, givens > 0)
+  blank = givens <= 0
   number = f"{int(right[blank].sum())} of {int(blank.sum())} blanks correct"
   result = "solved" if right.all() else number
   axes.set_title(f"{state.title}\n{result}", fontsize=11)
@@ -185,8 +185,8 @@ def _draw_halting_map(
   one = f"one puzzle with {int(blank[row].sum())} blanks"
   image = _draw_steps(right, board, cells[row], one, top)
   figure.colorbar(image, ax=[left, right], shrink=0.8, label="loops")
-  given = evaluated.batch["inputs"][row] - 1
-  for cell in np.flatnonzero(given > 0):
+  givens = evaluated.batch["inputs"][row] - 1
+  for cell in np.flatnonzero(givens > 0):
     corner = (board.column[cell] + 0.08, board.row[cell] + 0.08)
     right.add_patch(
       patches.Rectangle(

@@ -81,8 +81,10 @@ def by_position(
   octave = np.minimum(octave, num_octaves - 1)
   means, errors = [], []
   for number in range(octave[weights > 0].max(initial=0) + 1):
-    here = np.where(octave == number, weights, 0.0)
-    mean, error = ratios.mean(np.sum(here * losses, axis=1), here.sum(axis=1))
+    in_octave = np.where(octave == number, weights, 0.0)
+    mean, error = ratios.mean(
+      np.sum(in_octave * losses, axis=1), in_octave.sum(axis=1)
+    )
     means.append(mean)
     errors.append(error)
   edges = 2 ** np.arange(len(means) + 1) - 1
@@ -130,12 +132,12 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
       f"up to {room} tokens with {settings.eval_loops} loops."
     ),
   ]
-  for number, (prompt, rest) in enumerate(halves, 1):
+  for number, (prompt, continuation) in enumerate(halves, 1):
     blocks += [
       document.Heading(2, f"Text {number}"),
       document.Code(_text(tokenizer, prompt)),
       document.Heading(3, "Original text"),
-      document.Code(_text(tokenizer, rest[:room])),
+      document.Code(_text(tokenizer, continuation[:room])),
     ]
     for heading in _TEMPERATURES:
       blocks += [document.Heading(3, heading), document.Code(next(texts).text)]

@@ -118,10 +118,10 @@ def set_by_user(
   """
   present = override(config, values)
   if isinstance(config, Config):
-    for name, typed in zip(present, values, strict=True):
-      before = config.by_user.setdefault(name, typed)
-      if before != typed:
-        raise renames.twice(typed if before == name else before, name)
+    for name, typed_name in zip(present, values, strict=True):
+      before = config.by_user.setdefault(name, typed_name)
+      if before != typed_name:
+        raise renames.twice(typed_name if before == name else before, name)
   return present
 
 
@@ -143,28 +143,28 @@ def override(
   """
   present: dict[str, Any] = {}
   # Once: a ConfigDict takes long to iterate over.
-  known = sections.flatten(config)
-  for typed, given in values.items():
+  settings_by_name = sections.flatten(config)
+  for typed, new_value in values.items():
     family = config.model.name
-    renames.say(family, {typed: given})
-    ((key, value),) = renames.present(family, {typed: given}).items()
+    renames.say(family, {typed: new_value})
+    ((key, value),) = renames.present(family, {typed: new_value}).items()
     if key in present or (key != typed and key in values):
       raise renames.twice(typed, key)
     present[key] = value
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
-      known = sections.flatten(config)
+      settings_by_name = sections.flatten(config)
       continue
-    sections.check_key(key, known)
+    sections.check_key(key, settings_by_name)
     try:
       config.update_from_flattened_dict({key: value})
     except TypeError as error:
-      kind = type(known[key])
-      wanted = _KINDS.get(kind, f"of type {kind.__name__}")
-      raise UserError(f"{key}={value!r} must be {wanted}") from error
+      kind = type(settings_by_name[key])
+      expected = _KINDS.get(kind, f"of type {kind.__name__}")
+      raise UserError(f"{key}={value!r} must be {expected}") from error
     except (KeyError, AttributeError, ValueError) as error:
-      said = " ".join(str(error.args[0]).split())  # A KeyError is quoted.
-      raise UserError(f"{key}={value!r}: {said}") from error
+      message = " ".join(str(error.args[0]).split())  # A KeyError is quoted.
+      raise UserError(f"{key}={value!r}: {message}") from error
   return present
 
 
@@ -172,14 +172,14 @@ def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
   """Replaces the section model or task by that of another family or task."""
   if name == config[section].name:
     return
-  known = NAMES[section]
-  check_name(section, name, known)
-  fields = dataclasses.asdict(known[name].Config())
+  registry = NAMES[section]
+  check_name(section, name, registry)
+  fields = dataclasses.asdict(registry[name].Config())
   old = dict(config[section])
-  kept = {key: old[key] for key in fields if key in old}
+  shared = {key: old[key] for key in fields if key in old}
   with config.unlocked():
     config[section] = ml_collections.ConfigDict(
-      {**known.named(name), **fields, **kept}
+      {**registry.named(name), **fields, **shared}
     )
 
 

@@ -26,7 +26,7 @@ Block = Mapping[str, Mapping[str, Any]]
 BASE = "paper"  # Applied first; the other presets override its values.
 DEFAULT = "tiny"
 IMPORT = "import"  # import=RUN: a trained model to start from.
-# What a text task has of the model that its texts are for.
+# Settings of a text task that belong to the model.
 _VOCABULARY = (
   "tokenizer", "end_token", "begin_token", "add_begin_token", "vocab_size",
 )  # fmt: skip
@@ -78,10 +78,10 @@ def apply(
     elif part in changes:
       config_lib.override(config, sections.flatten(changes[part]))
     elif part not in presets:
-      there_are = ", ".join(sorted({*presets, *changes}))
-      near = similar(part, {*presets, *changes})
+      expected = ", ".join(sorted({*presets, *changes}))
+      suggestion = similar(part, {*presets, *changes})
       raise UserError(
-        f"unknown preset {part!r}; expected one of {there_are}{near}"
+        f"unknown preset {part!r}; expected one of {expected}{suggestion}"
       )
   return config
 
@@ -92,14 +92,14 @@ def _import(config: ml_collections.ConfigDict, label: str) -> None:
   The family is that model's, or the config's if such a model can be made from
   it (`Family.made_from`).
   """
-  where = label.partition("=")[2]
-  there = config_lib.config_of_run(pathlib.Path(where), label)
-  if not config.task.name == there.task.name == "text":
+  source = label.partition("=")[2]
+  run_config = config_lib.config_of_run(pathlib.Path(source), label)
+  if not config.task.name == run_config.task.name == "text":
     raise UserError(
       f"{label}: both tasks must be 'text', but this config has"
-      f" task.name={config.task.name!r} and the run {there.task.name!r}"
+      f" task.name={config.task.name!r} and the run {run_config.task.name!r}"
     )
-  model: Mapping[str, Any] = dict(there.model)
+  model: Mapping[str, Any] = dict(run_config.model)
   fresh = ""
   made_from = MODELS[config.model.name].made_from
   if made_from and model["name"] != config.model.name:
@@ -107,10 +107,10 @@ def _import(config: ml_collections.ConfigDict, label: str) -> None:
       model, fresh = made_from(config_lib.record("model", dict(model)))
     except UserError as error:
       raise UserError(f"{label}: {error}") from error
-  # Chosen by the user: settings of the preset that do not fit give way.
+  # As set by the user: settings of the preset that do not fit are reset.
   name = model.get("name", config.model.name)
-  config_lib.set_by_user(config, {"model.name": name, "run.init_from": where})
-  task = {name: there.task[name] for name in _VOCABULARY}
+  config_lib.set_by_user(config, {"model.name": name, "run.init_from": source})
+  task = {name: run_config.task[name] for name in _VOCABULARY}
   run = {"init_fresh": fresh}
   values = {"model": model, "task": task, "run": run}
   config_lib.override(config, sections.flatten(values))
@@ -183,17 +183,17 @@ def _places(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def located(config_name: str) -> str:
-  """--config with its file: `sudoku_utm:nine` is one of `folder`.
+  """--config with the path of its file: `sudoku_utm:nine` is in `folder`.
 
-  So is `configs/sudoku_utm.py` where there is no such file.
+  If there is no file `configs/sudoku_utm.py`, it is the one in `folder`.
   """
-  given, _ = sections.split_name(config_name)
-  path, rest = pathlib.Path(given), config_name.removeprefix(given)
+  path_text, _ = sections.split_name(config_name)
+  path, rest = pathlib.Path(path_text), config_name.removeprefix(path_text)
   short = path == pathlib.Path(path.stem)
   if not path.exists() and (short or path.parent.name == "configs"):
-    known = folder() / f"{path.stem}.py"
-    if known.is_file():
-      return f"{known}{rest}"
+    candidate = folder() / f"{path.stem}.py"
+    if candidate.is_file():
+      return f"{candidate}{rest}"
   return config_name
 
 
@@ -234,17 +234,17 @@ def assign(
     UserError: as in `config.override`, or another setting has no text.
   """
   value: Any = text
-  known = sections.flatten(config)
-  before = known.get(key)
+  values = sections.flatten(config)
+  before = values.get(key)
   if renamed := renames.find(config.model.name, key):
-    before = next(iter(renamed.values), known[renamed.name])
+    before = next(iter(renamed.values), values[renamed.name])
   if isinstance(before, bool):
     value = True if text is None else _BOOLEANS.get(text.lower(), text)
   elif text is None:
-    sections.check_key(renamed.name if renamed else key, known)
+    sections.check_key(renamed.name if renamed else key, values)
     raise UserError(f"--config.{key} needs a value")
   elif not isinstance(before, str):
-    # Other text is not of the setting's type, which `override` says.
+    # `override` raises the error for text of another type.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
   (name,) = config_lib.set_by_user(config, {key: value})

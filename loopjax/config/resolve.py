@@ -34,7 +34,7 @@ from loopjax.run import workdir as workdir_lib
 from loopjax.sections import flatten
 from loopjax.types import LoopOptions
 
-# What an extended run may have otherwise.
+# Settings that --extend may change.
 _EXTENDED = ("run.batch_size", "run.num_steps")
 
 
@@ -106,17 +106,17 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
     except UserError as error:
       if not (resets := _resets(error.moot, chosen)):
         raise
-      for one in resets:
-        notes.append(_note(one, config))
-        override(config, {one.setting: one.default})
-        chosen.add(one.setting)  # What it makes moot is reset in turn.
+      for moot in resets:
+        notes.append(_note(moot, config))
+        override(config, {moot.setting: moot.default})
+        chosen.add(moot.setting)  # What it makes moot is reset in turn.
   for note in notes:
     print(f"note: {note}", file=sys.stderr)
   return settings
 
 
 def _check_random_numbers() -> None:
-  """Raises UserError where a seed stands for other numbers than elsewhere."""
+  """Raises UserError if JAX's options change the random numbers of a seed."""
   for name, expected in _RANDOM.items():
     # An option that JAX no longer has does nothing.
     value = getattr(jax.config, name, expected)
@@ -128,22 +128,22 @@ def _check_random_numbers() -> None:
 
 
 def _resets(moot: Iterable[Moot], chosen: Set[str]) -> list[Moot]:
-  """The moot settings that the user did not choose, but their causes.
+  """The moot settings that the user did not choose, though their causes are.
 
-  A family or task that the user chose is a cause of all that its section has.
-  Where a chosen setting is a cause, the others are not said to be.
+  A family or task that the user chose is a cause for all settings of its
+  section. Of several causes, only those that the user chose are named.
   """
-  found = {}
-  for one in moot:
-    names = [f"{setting.partition('.')[0]}.name" for setting in one.because]
-    causes = tuple(name for name in one.because if name in chosen)
-    if one.setting not in chosen and (causes or not chosen.isdisjoint(names)):
-      found[one.setting] = one._replace(because=causes or one.because)
-  return list(found.values())
+  resets = {}
+  for entry in moot:
+    names = [f"{setting.partition('.')[0]}.name" for setting in entry.because]
+    causes = tuple(name for name in entry.because if name in chosen)
+    if entry.setting not in chosen and (causes or not chosen.isdisjoint(names)):
+      resets[entry.setting] = entry._replace(because=causes or entry.because)
+  return list(resets.values())
 
 
 def _note(moot: Moot, config: ml_collections.ConfigDict) -> str:
-  """What is said of a moot setting that is reset."""
+  """The message about a moot setting that is reset."""
   values = flatten(config)
   value = values[moot.setting]
   defaults = flatten(make(config.model.name, config.task.name))
@@ -209,7 +209,7 @@ def record(section: str, values: dict[str, Any]) -> Dataclass:
     return names[name].Config(**values)
   record = SECTIONS[section](**values)
   if isinstance(record, LoopOptions):
-    # The third way, "while", has no reverse-mode gradient.
+    # "while" has no reverse-mode gradient.
     checks.one_of(
       "loop",
       record,
@@ -258,20 +258,20 @@ def _check_trained(settings: Settings) -> None:
   try:
     params = _parameters(settings)
   except UserError:
-    return  # What builds the model says so.
+    return  # Building the model raises the same error.
   if how:
     key = jax.random.key(0)
     _, params = jax.eval_shape(lambda x: lora.split(x, how, key), params)
   unused = parameters.unused_rates(rates, params)
   if unused:
-    kept = tuple(one for one in rates if one not in unused)
+    used = tuple(rate for rate in rates if rate not in unused)
     causes = (
       *(f"model.{x}" for x in settings.plain["model"]),
       "optim.lora_rank",
     )
     raise UserError(
       f"optim.rates: {unused[0]!r} applies to no parameter of this model",
-      (Moot("optim.rates", kept, causes),),
+      (Moot("optim.rates", used, causes),),
     )
 
 
@@ -323,11 +323,11 @@ def check_loops(settings: Settings, num_loops: int, label: str) -> None:
     costs = settings.family.costs(settings.model, settings.spec, num_loops)
   except UserError as error:
     raise UserError(f"{label}: {error}", error.moot) from error
-  found = len(costs.get("flops_per_example", ()))
-  if found != num_loops:
+  length = len(costs.get("flops_per_example", ()))
+  if length != num_loops:
     raise UserError(
       f"{label}: costs of model.name={settings.model_name!r}: the length of"
-      f" flops_per_example is {found}; expected {num_loops}, a number per loop"
+      f" flops_per_example is {length}; expected {num_loops}, a number per loop"
     )
 
 
@@ -356,20 +356,22 @@ def config_of_run(
   if not path.exists():
     raise UserError(workdir_lib.no_run(workdir, label))
   try:
-    there = workdir_lib.read_json(path)
-    if "model_type" in there:
+    recorded = workdir_lib.read_json(path)
+    if "model_type" in recorded:
       raise UserError(
         "is a Hugging Face Hub folder; import it with python -m loopjax.hub "
         f"import {workdir} WORKDIR"
       )
     for section, names in NAMES.items():
-      names.register_recorded(there[section])
-    model = there["model"]["name"]
-    config = make(model, there["task"]["name"])
+      names.register_recorded(recorded[section])
+    model = recorded["model"]["name"]
+    config = make(model, recorded["task"]["name"])
     config.lock()
-    if not str(workdir).startswith(zoo.PREFIX):  # Its files are not a user's.
-      renames.say(model, flatten(there), str(path))
-    override(config, flatten(renames.of_config(there)))
+    if not str(workdir).startswith(
+      zoo.PREFIX
+    ):  # Users cannot change its config.
+      renames.say(model, flatten(recorded), str(path))
+    override(config, flatten(renames.of_config(recorded)))
     return config
   except UserError as error:
     raise UserError(f"{label}: {error}") from error

@@ -64,7 +64,7 @@ TASKS = Registry(
 
 
 def check_dataset(
-  task: Any, config: Any, split: str, num_rows: int, found: Dataset
+  task: Any, config: Any, split: str, num_rows: int, dataset: Dataset
 ) -> Dataset:
   """The dataset, whose first batch was compared with the task's description.
 
@@ -73,27 +73,29 @@ def check_dataset(
     config: the task's config.
     split: "train", or a split for evaluation.
     num_rows: rows of a batch in this process.
-    found: from `make_dataset`.
+    dataset: from `make_dataset`.
 
   Raises:
     UserError: an array is missing, has another shape or dtype than in
       `abstract_batch`, or has tokens outside of the vocabulary.
   """
-  batch: Mapping[str, Any] = found.batches[0]
-  of = f"{task.__name__}.make_dataset, split {split!r}"
+  batch: Mapping[str, Any] = dataset.batches[0]
+  label = f"{task.__name__}.make_dataset, split {split!r}"
   described = task.abstract_batch(config, num_rows)
-  wanted = {name: (x.shape, x.dtype) for name, x in described.items()}
+  expected = {name: (x.shape, x.dtype) for name, x in described.items()}
   if split != "train":
-    groups = {f"group/{name}": np.int32 for name in found.groups}
+    groups = {f"group/{name}": np.int32 for name in dataset.groups}
     for name, dtype in {"valid": np.bool_, **groups}.items():
-      wanted[name] = (num_rows,), np.dtype(dtype)
-  for name, (shape, dtype) in wanted.items():
+      expected[name] = (num_rows,), np.dtype(dtype)
+  for name, (shape, dtype) in expected.items():
     if name not in batch:
-      raise UserError(f"{of}: batches have no {name!r}, {dtype} {list(shape)}")
+      raise UserError(
+        f"{label}: batches have no {name!r}, {dtype} {list(shape)}"
+      )
     array = np.asarray(batch[name])
     if (array.shape, array.dtype) != (shape, dtype):
       raise UserError(
-        f"{of}: {name!r} is {array.dtype} {list(array.shape)}, but"
+        f"{label}: {name!r} is {array.dtype} {list(array.shape)}, but"
         f" {dtype} {list(shape)} in abstract_batch"
       )
   spec: TaskSpec = task.spec(config)
@@ -101,21 +103,21 @@ def check_dataset(
     low, high = int(batch[name].min()), int(batch[name].max())
     if low < 0 or high >= spec.vocab_size:
       raise UserError(
-        f"{of}: {name!r} has tokens from {low} to {high}, which are not in"
+        f"{label}: {name!r} has tokens from {low} to {high}, which are not in"
         f" [0, {spec.vocab_size}), the vocabulary of spec"
       )
-  return found
+  return dataset
 
 
 def check_scores(
-  task: Any, found: Mapping[str, Any], num_rows: int
+  task: Any, scores: Mapping[str, Any], num_rows: int
 ) -> Mapping[str, Any]:
   """What `score` returned, compared with the task's description.
 
   Raises:
     UserError: a score is not one value per row, or one of HEADLINE is missing.
   """
-  for name, value in found.items():
+  for name, value in scores.items():
     for part in value if isinstance(value, tuple) else (value,):
       if np.shape(part) != (num_rows,):
         raise UserError(
@@ -123,9 +125,9 @@ def check_scores(
           f" expected [{num_rows}], a value per row"
         )
   for name in task.HEADLINE:
-    if name not in found:
+    if name not in scores:
       raise UserError(
         f"{task.__name__}.HEADLINE: score returns no {name!r}, but"
-        f" {', '.join(found)}"
+        f" {', '.join(scores)}"
       )
-  return found
+  return scores

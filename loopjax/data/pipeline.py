@@ -245,10 +245,10 @@ def with_answers(
   }
 
 
-def doublings(most: int) -> tuple[int, ...]:
-  """1, 2, 4, ..., and `most`: the sizes that an evaluation scores apart."""
-  powers = range(most.bit_length())
-  return tuple(sorted({*(2**power for power in powers), most}))
+def doublings(largest: int) -> tuple[int, ...]:
+  """1, 2, 4, ..., and `largest`: the sizes that an evaluation scores apart."""
+  powers = range(largest.bit_length())
+  return tuple(sorted({*(2**power for power in powers), largest}))
 
 
 def check_equal_numbers(num: int, sizes: Sequence[int], what: str) -> None:

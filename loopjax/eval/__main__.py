@@ -68,8 +68,8 @@ def run(options: Options) -> None:
     counted += lines
   table = [
     _row(workdir, task.name, bits_per_byte.summarise(of))
-    for workdir, found in measured.items()
-    for task, of in zip(tasks, found, strict=True)
+    for workdir, metrics in measured.items()
+    for task, of in zip(tasks, metrics, strict=True)
   ]
   print("\n".join(counted), end="\n\n")
   header = "run", "task", "n", *_COLUMNS.values()
@@ -79,10 +79,10 @@ def run(options: Options) -> None:
   for workdir in workdirs[:-1] if options.compare else ():
     print(f"\n{workdir} - {options.compare}: difference, 95 % interval, p")
     rows = []
-    for task, ours, theirs in zip(
+    for task, own_values, other in zip(
       tasks, measured[workdir], measured[workdirs[-1]], strict=True
     ):
-      for name, by in bits_per_byte.compare(ours, theirs).items():
+      for name, by in bits_per_byte.compare(own_values, other).items():
         interval = f"[{by['low']:+.4f}, {by['high']:+.4f}]"
         difference = f"{by['difference']:+.4f}"
         rows.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
@@ -91,10 +91,10 @@ def run(options: Options) -> None:
 
 def _check(options: Options) -> None:
   """Raises UserError for flags that are out of range."""
-  for name, least in (("limit", 0), ("num_loops", 1), ("batch_tokens", 1)):
+  for name, minimum in (("limit", 0), ("num_loops", 1), ("batch_tokens", 1)):
     value = getattr(options, name)
-    if value is not None and value < least:
-      raise UserError(f"--{name}={value} must be at least {least}")
+    if value is not None and value < minimum:
+      raise UserError(f"--{name}={value} must be at least {minimum}")
   if options.compare and options.workdirs == [options.compare]:
     raise UserError(f"--compare={options.compare} is the run itself")
 
@@ -136,10 +136,10 @@ def _of_run(
   all_scores = bits_per_byte.score(tasks, scorer)
   padding = scorer.num_padding / (scorer.num_tokens + scorer.num_padding)
   lines = [f"{workdir}: {scorer.num_tokens:,} tokens, {padding:.0%} padding"]
-  found = []
+  results = []
   for task, scores in zip(tasks, all_scores, strict=True):
     of_items = bits_per_byte.measure(task.items, scores)
-    found.append(of_items)
+    results.append(of_items)
     rows = bits_per_byte.rows(task.items, scores)
     counts = {
       "continuations": len(rows),
@@ -163,12 +163,12 @@ def _of_run(
     with writing(directory):
       workdir_lib.write_json_lines(directory / f"{name}.items.jsonl", rows)
       workdir_lib.write_json(directory / f"{name}.json", result)
-  return found, lines
+  return results, lines
 
 
 def _file_name(task: str, options: Options) -> str:
   """File name: the task and the given flags that affect its scores."""
-  given = {
+  options_set = {
     "limit": options.limit or None,
     "num_loops": options.num_loops,
     "exit_threshold": options.exit_threshold,
@@ -177,7 +177,7 @@ def _file_name(task: str, options: Options) -> str:
     "bos": options.bos,
   }
   return ",".join(
-    [task, *(f"{flag}={x}" for flag, x in given.items() if x is not None)]
+    [task, *(f"{flag}={x}" for flag, x in options_set.items() if x is not None)]
   )
 
 

@@ -74,15 +74,15 @@ def measure(
     [float(len(item.continuations[item.gold].encode())) for item in items]
   )
   ones = np.ones(len(items))
-  found = {
+  results = {
     "bits_per_byte": Values(bits / num_bytes, ones),
     "bits_per_byte_corpus": Values(bits / num_bytes, num_bytes),
   }
   if num_bytes.min() > 1:
-    found["bits_per_byte_v1"] = Values(bits / (num_bytes - 1), ones)
+    results["bits_per_byte_v1"] = Values(bits / (num_bytes - 1), ones)
   if not all(item.is_choice for item in items):
     greedy = np.array([float(one.is_greedy) for one in gold])
-    return found | {"greedy_match": Values(greedy, ones)}
+    return results | {"greedy_match": Values(greedy, ones)}
   sizes = {
     "accuracy": lambda text, one: 1,
     "accuracy_per_char": lambda text, one: len(text),
@@ -101,8 +101,8 @@ def measure(
       )
       for item, of in zip(items, scores, strict=True)
     ]
-    found[name] = Values(np.array(right), ones)
-  return found
+    results[name] = Values(np.array(right), ones)
+  return results
 
 
 def summarise(measured: dict[str, Values]) -> dict[str, float]:
@@ -116,9 +116,9 @@ def summarise(measured: dict[str, Values]) -> dict[str, float]:
 
 
 def compare(
-  ours: dict[str, Values], theirs: dict[str, Values]
+  ours: dict[str, Values], reference: dict[str, Values]
 ) -> dict[str, dict[str, float]]:
-  """Differences of scores on the same items, ours - theirs.
+  """Differences of scores on the same items, ours - reference.
 
   Uses a paired bootstrap: items are resampled with replacement, the same items
   for both runs.
@@ -128,9 +128,9 @@ def compare(
     of the resampled differences; and "p", twice the fraction of differences,
     resampled and once more, that are zero or of the opposite sign: never 0.
   """
-  found = {}
+  results = {}
   for name, (values, weights) in ours.items():
-    others = theirs[name].values
+    others = reference[name].values
     generator = np.random.default_rng(0)
     num = len(values)
     resampled = []
@@ -141,13 +141,13 @@ def compare(
     differences = np.concatenate(resampled)
     low, high = np.quantile(differences, [0.025, 0.975])
     opposite = min(np.sum(differences <= 0), np.sum(differences >= 0))
-    found[name] = {
+    results[name] = {
       "difference": float(np.average(values - others, weights=weights)),
       "low": float(low),
       "high": float(high),
       "p": min(1.0, 2 * float(opposite + 1) / (len(differences) + 1)),
     }
-  return found
+  return results
 
 
 def rows(

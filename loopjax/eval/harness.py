@@ -133,10 +133,10 @@ class Model(TemplateLM):
         for _, before, after in requests
       ]
     )
-    found = [(one.log_likelihood, one.is_greedy) for one in scores]
-    for (texts, _, _), result in zip(requests, found, strict=True):
+    results = [(one.log_likelihood, one.is_greedy) for one in scores]
+    for (texts, _, _), result in zip(requests, results, strict=True):
       self.cache_hook.add_partial("loglikelihood", texts, result)
-    return found
+    return results
 
   def loglikelihood_rolling(
     self, requests: list[Instance], disable_tqdm: bool = False
@@ -155,10 +155,10 @@ class Model(TemplateLM):
         [ScoringRequest(*map(_ids, pair)) for part in parts for pair in part]
       )
     )
-    found = [sum(next(scores).log_likelihood for _ in part) for part in parts]
-    for request, total in zip(requests, found, strict=True):
+    results = [sum(next(scores).log_likelihood for _ in part) for part in parts]
+    for request, total in zip(requests, results, strict=True):
       self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
-    return found
+    return results
 
   def generate_until(
     self, requests: list[Instance], disable_tqdm: bool = False
@@ -170,7 +170,7 @@ class Model(TemplateLM):
         length.
     """
     del disable_tqdm
-    found: dict[int, str] = {}
+    generated: dict[int, str] = {}
     by_options: dict[tuple[tuple[str, ...], int], list[int]] = {}
     for number, request in enumerate(requests):
       by_options.setdefault(_options(request.args[1]), []).append(number)
@@ -178,11 +178,11 @@ class Model(TemplateLM):
       contexts = [requests[number].args[0] for number in numbers]
       texts = self._written(contexts, stops, max_tokens)
       for number, text in zip(numbers, texts, strict=True):
-        found[number] = text
+        generated[number] = text
         self.cache_hook.add_partial(
           "generate_until", requests[number].args, text
         )
-    return [found[number] for number in range(len(requests))]
+    return [generated[number] for number in range(len(requests))]
 
   def _written(
     self, contexts: Sequence[str], stops: Sequence[str], max_tokens: int
@@ -224,15 +224,15 @@ class Model(TemplateLM):
     ]
 
 
-def _options(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+def _options(options: dict[str, Any]) -> tuple[tuple[str, ...], int]:
   """(stop strings, maximum new tokens) of a task's generation_kwargs."""
-  if given.get("do_sample") or given.get("temperature"):
+  if options.get("do_sample") or options.get("temperature"):
     raise UserError(
-      f"generation_kwargs {given}: only greedy decoding is supported"
+      f"generation_kwargs {options}: only greedy decoding is supported"
     )
-  stops = given.get("until") or ()
+  stops = options.get("until") or ()
   stops = (stops,) if isinstance(stops, str) else tuple(stops)
-  return stops, int(given.get("max_gen_toks", _MAX_TOKENS))
+  return stops, int(options.get("max_gen_toks", _MAX_TOKENS))
 
 
 def _ids(tokens: Sequence[int]) -> np.ndarray:
@@ -242,9 +242,9 @@ def _ids(tokens: Sequence[int]) -> np.ndarray:
 @one_line_errors
 def main() -> int:
   """Runs the command `lm_eval`; returns the exit status."""
-  given = sys.argv[1:]
-  if given[:1] == ["run"] and not any(
-    flag.startswith("--include_path") for flag in given
+  arguments = sys.argv[1:]
+  if arguments[:1] == ["run"] and not any(
+    flag.startswith("--include_path") for flag in arguments
   ):
     sys.argv += ["--include_path", str(TASKS)]
   cli_evaluate()

@@ -61,16 +61,16 @@ def find(names: str, folder: pathlib.Path | None) -> list[pathlib.Path]:
   Raises:
     UserError: a name is neither of these.
   """
-  there = sorted(folder.glob(f"*{_SUFFIX}")) if folder else []
-  by_name = {path.name.removesuffix(_SUFFIX): path for path in there}
+  files = sorted(folder.glob(f"*{_SUFFIX}")) if folder else []
+  by_name = {path.name.removesuffix(_SUFFIX): path for path in files}
   paths = []
   for name in filter(None, (part.strip() for part in names.split(","))):
     path = by_name.get(name, pathlib.Path(name))
     if not path.is_file():
-      known = f"{folder} has {', '.join(by_name) or 'none'}"
+      available = f"{folder} has {', '.join(by_name) or 'none'}"
       raise UserError(
         f"--tasks={name}: no such file or task;"
-        f" {known if folder else 'to pass names, set --folder'}"
+        f" {available if folder else 'to pass names, set --folder'}"
       )
     paths.append(path)
   if not paths:
@@ -108,14 +108,14 @@ def read(
         question = _question(row["doc"], context)
         shortened |= question != context
         context = question
-      whole = (context + continuation).encode()
+      encoded = (context + continuation).encode()
       index = int(str(row["idx"]))  # 0.5 is none.
       choice = (index, context, continuation, row["label"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(
         f"{where}: invalid request ({type(error).__name__}: {error})"
       ) from None
-    if not continuation or not whole:
+    if not continuation or not encoded:
       raise UserError(f"{where}: its continuation is empty")
     by_doc.setdefault(doc_id, []).append(choice)
   if not by_doc:

@@ -75,12 +75,12 @@ def split_windows(
   assert first > 0, "the first token needs a context"
   assert num > 0, "nothing to score"
   stride = num if num <= max_length else max(1, max_length // 2)
-  found = []
+  windows = []
   for start in range(first, len(tokens), stride):
     stop = min(start + stride, len(tokens))
     low = max(0, stop - 1 - max_length)
-    found.append(ScoringWindow(tokens[low:stop], stop - start))
-  return found
+    windows.append(ScoringWindow(tokens[low:stop], stop - start))
+  return windows
 
 
 def plan(
@@ -104,8 +104,8 @@ def plan(
     buckets.setdefault(length, []).append(number)
   batches = []
   for length, members in buckets.items():
-    most = max(1, batch_tokens // length)
-    num_batches = -(-len(members) // most)
+    max_rows = max(1, batch_tokens // length)
+    num_batches = -(-len(members) // max_rows)
     num_rows = -(-len(members) // num_batches)
     batches += [
       WindowBatch(num_rows, length, members[start : start + num_rows])
@@ -192,12 +192,12 @@ class Scorer:
     computed = sum(batch.num_rows * batch.length for batch in planned)
     self.num_tokens += sum(sizes)
     self.num_padding += computed - sum(sizes)
-    found = self._by_window(planned, windows)
+    by_window = self._by_window(planned, windows)
     scores, start = [], 0
     for request, part in zip(requests, parts, strict=True):
       stop = start + len(part)
       log_probs, greedy = (
-        np.concatenate([found[i][kind] for i in range(start, stop)])
+        np.concatenate([by_window[i][kind] for i in range(start, stop)])
         for kind in range(2)
       )
       total = len(request.context) + len(request.continuation)
@@ -232,14 +232,14 @@ class Scorer:
     self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
   ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """(log-probabilities, greedy) of the scored tokens of each window."""
-    found = {}
+    scores = {}
     for batch, result in self._results(planned, windows):
       log_probs, greedy = (np.asarray(array) for array in result)
       ends = np.cumsum([windows[i].num_scored for i in batch.members])
       for member, end in zip(batch.members, ends.tolist(), strict=True):
-        here = slice(end - windows[member].num_scored, end)
-        found[member] = log_probs[here], greedy[here]
-    return found
+        span = slice(end - windows[member].num_scored, end)
+        scores[member] = log_probs[span], greedy[span]
+    return scores
 
   def _results(
     self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
@@ -268,9 +268,9 @@ def arrays_of(
   for row, (tokens, scored) in enumerate(windows):
     last = len(tokens) - 1
     inputs[row, :last] = tokens[:-1]
-    here = slice(num, num + scored)
-    places[here] = row * batch.length + np.arange(last - scored, last)
-    targets[here] = tokens[-scored:]
+    span = slice(num, num + scored)
+    places[span] = row * batch.length + np.arange(last - scored, last)
+    targets[span] = tokens[-scored:]
     num += scored
   return {
     "inputs": inputs,
@@ -311,21 +311,21 @@ def score_tokens(
   table = model.readout_table().astype(compute)
   size = min(_CHUNK, len(hidden))
 
-  def step(chunk: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+  def step(chunk: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
     first = chunk * size
-    here = jax.lax.dynamic_slice(places, (first,), (size,))
-    wanted = jax.lax.dynamic_slice(targets, (first,), (size,))
+    chunk_places = jax.lax.dynamic_slice(places, (first,), (size,))
+    chunk_targets = jax.lax.dynamic_slice(targets, (first,), (size,))
     losses, best = token_scores(
-      hidden[here], table, wanted, num_padding_tokens=padding
+      hidden[chunk_places], table, chunk_targets, num_padding_tokens=padding
     )
     counts = first + jnp.arange(size) < num
     new = (
       jnp.where(counts, -losses.astype(jnp.float32), 0),
-      (best == wanted) & counts,
+      (best == chunk_targets) & counts,
     )
     log_probs, greedy = (
       jax.lax.dynamic_update_slice(old, part, (first,))
-      for old, part in zip(found, new, strict=True)
+      for old, part in zip(carry, new, strict=True)
     )
     return log_probs, greedy
 

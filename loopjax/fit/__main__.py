@@ -30,48 +30,48 @@ _ENVIRONMENT = {
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  made = command_line.ConfigParser("python -m loopjax.fit", __doc__ or "")
-  made.add_argument(
+  result = command_line.ConfigParser("python -m loopjax.fit", __doc__ or "")
+  result.add_argument(
     "--topology",
     metavar="NAME",
     help="machine: v5e:16x16, v4:2x2x1, h200:8, h200:2x8, cpu:8, ...",
   )
-  made.add_argument(
+  result.add_argument(
     "--memory_gib",
     type=float,
     default=0.0,
     metavar="GIB",
     help="memory per chip [the known value]",
   )
-  made.add_argument(
+  result.add_argument(
     "--generate",
     action="store_true",
     help="report how many texts one chip can generate at once",
   )
-  made.add_argument(
+  result.add_argument(
     "--time",
     action="store_true",
     help="rank the operations of a step by the chip's roofline",
   )
-  made.add_argument(
+  result.add_argument(
     "--json",
     default="",
     metavar="FILE",
     help="with --time: write all counts to this file",
   )
-  made.add_argument(
+  result.add_argument(
     "--lengths",
     default="",
     metavar="N,...",
     help="with --generate: tokens per text [the config's]",
   )
-  made.add_argument(
+  result.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
     help="with --generate: dtype of the parameters [bfloat16]; a run stores"
     " float32",
   )
-  return made
+  return result
 
 
 @one_line_errors
@@ -151,11 +151,11 @@ def _ranking(measured: Any, steps: int, file: str) -> None:
 
   if measured.ranking is None:
     return  # Not compiled.
-  found = measured.ranking, measured.model_flops
-  print(f"\n{report.ranking_table(*found)}")
+  result = measured.ranking, measured.model_flops
+  print(f"\n{report.ranking_table(*result)}")
   if file:
     record = report.ranking_record(
-      *found, measured.memory, measured.traffic, steps
+      *result, measured.memory, measured.traffic, steps
     )
     with writing(f"--json={file}"):
       workdir_lib.write_json(pathlib.Path(file), record)
@@ -176,12 +176,12 @@ def _generation(settings: Any, machine: Any, options: Any) -> int:
     )
   model = generation.model_of(settings, machine, options.dtype or "bfloat16")
   print(generation.headline(model, machine), flush=True)
-  found = [
+  results = [
     generation.most(model, machine, length)
     for length in lengths or [settings.spec.sequence_length]
   ]
-  print(generation.table(found))
-  return 0 if all(texts.num_texts for texts in found) else 1
+  print(generation.table(results))
+  return 0 if all(texts.num_texts for texts in results) else 1
 
 
 if __name__ == "__main__":

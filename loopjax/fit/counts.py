@@ -205,7 +205,7 @@ def collectives(module: hlo.Module) -> Traffic:
   all-reduce.
   """
   times, unknown = hlo.executions(module)
-  found: dict[str, tuple[int, str, int]] = {}
+  totals: dict[str, tuple[int, str, int]] = {}
   for name, computation in module.computations.items():
     scatter = name.startswith("all-reduce-scatter")
     for instruction in computation.instructions.values():
@@ -217,10 +217,10 @@ def collectives(module: hlo.Module) -> Traffic:
       one = (times[name], "reduce-scatter" if scatter else kind, size)
       chain = re.search(r'\bchain_id="\d+"', instruction.attributes)
       key = chain[0] if chain else f"{name}/{instruction.name}"
-      found[key] = max(found.get(key, one), one)
+      totals[key] = max(totals.get(key, one), one)
   number_of: Counter[str] = Counter()
   num_bytes: Counter[str] = Counter()
-  for number, kind, size in found.values():
+  for number, kind, size in totals.values():
     number_of[kind] += number
     num_bytes[kind] += number * size
   return Traffic(dict(number_of), dict(num_bytes), unknown)

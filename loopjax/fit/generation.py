@@ -145,8 +145,8 @@ def measured(
       model.params, state, _placed(model, chunks), **shared
     ),
   )  # fmt: skip
-  held = profiling.num_bytes((model.params, state))
-  decode, prefill = (measure.attempt(x, machine, held) for x in lowered)
+  state_bytes = profiling.num_bytes((model.params, state))
+  decode, prefill = (measure.attempt(x, machine, state_bytes) for x in lowered)
   fits = max(decode.needed, prefill.needed) <= machine.memory
   return Texts(
     max_tokens,
@@ -171,13 +171,13 @@ def most(model: Model, machine: Machine, max_tokens: int) -> Texts:
     guess = 1 + int((machine.memory - one.needed) / by_text)
     if guess == 1:
       return one
-    found = measured(model, machine, guess, max_tokens)
-    if found.num_texts:
-      return found
-    more = (found.needed - one.needed) / (guess - 1)
+    attempt = measured(model, machine, guess, max_tokens)
+    if attempt.num_texts:
+      return attempt
+    bytes_per_text = (attempt.needed - one.needed) / (guess - 1)
     # At least one text fewer, even if memory is not linear.
-    least = (machine.memory - one.needed) / (guess - 1.5)
-    by_text = max(more, least, by_text)
+    upper_bound = (machine.memory - one.needed) / (guess - 1.5)
+    by_text = max(bytes_per_text, upper_bound, by_text)
 
 
 def headline(model: Model, machine: Machine) -> str:
@@ -189,10 +189,10 @@ def headline(model: Model, machine: Machine) -> str:
   )
 
 
-def table(found: Sequence[Texts]) -> str:
+def table(measured_texts: Sequence[Texts]) -> str:
   """Texts of every length, several lines."""
   rows = [("tokens", "texts", "cache", "decode", "prefill")]
-  for texts in found:
+  for texts in measured_texts:
     rows.append(
       (
         f"{texts.max_tokens:,}",

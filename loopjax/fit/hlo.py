@@ -161,9 +161,9 @@ def trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
   `jax.lax.scan`: a counter from a constant, in steps of a constant, to below a
   constant.
   """
-  known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
-  if known:
-    return int(known[1])
+  match = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+  if match:
+    return int(match[1])
   called = dict(loop.called)
   condition = module.computations[called["condition"]]
   test = condition.root
@@ -299,14 +299,14 @@ def executions(module: Module) -> tuple[Counter[str], tuple[str, ...]]:
         "async-done",
       ):
         continue  # Counted at the start operation.
-      trips, known = 1, None
+      trips, count = 1, None
       if instruction.opcode == "while":
-        known = trip_count(module, name, instruction)
-        trips = 1 if known is None else known
-        if known is None:
+        count = trip_count(module, name, instruction)
+        trips = 1 if count is None else count
+        if count is None:
           unknown.append(instruction.op_name or instruction.name)
       for role, callee in instruction.called:
-        if role != "condition" or known is None:
+        if role != "condition" or count is None:
           times[callee] += times[name] * trips
   return times, tuple(unknown)
 

@@ -99,26 +99,26 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   num_chips = math.prod(mesh.values())
   per_example = profiling.training_flops(program.costs)
   lowered = program.train.lower(state, batches, program.abstract_teacher)
-  found = attempt(lowered, machine, sum(arguments.values()))
+  result = attempt(lowered, machine, sum(arguments.values()))
   traffic, largest, ranking = None, [], None
-  if found.compiled:
-    module = hlo.parse(found.compiled.as_text())
+  if result.compiled:
+    module = hlo.parse(result.compiled.as_text())
     traffic = counts.collectives(module)
     largest = values.largest(module, _NUM_VALUES)
     kind = topology.parse(machine.name).kind
     ranking = ranking_lib.rank(module, kind, settings.run.steps_per_call)
   return Measured(
-    fits=bool(found.compiled) and found.needed <= machine.memory,
-    needed=found.needed,
+    fits=bool(result.compiled) and result.needed <= machine.memory,
+    needed=result.needed,
     arguments=arguments,
-    memory=found.memory,
-    refusal=found.refusal,
+    memory=result.memory,
+    refusal=result.refusal,
     traffic=traffic,
     largest=largest,
     ranking=ranking,
     model_flops=settings.run.batch_size * per_example / num_chips,
     mesh=mesh,
-    seconds=found.seconds,
+    seconds=result.seconds,
   )
 
 

@@ -176,16 +176,16 @@ def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:
       if not counts.launches(instruction):
         continue
       inside = _inside(module, name, instruction)
-      found = [(one, product) for one, product in inside if product]
+      with_product = [(one, product) for one, product in inside if product]
       calls = [one for one, _ in inside if counts.custom_call(one)]
-      if found:  # The largest product says what a kernel is.
-        telling = max(found, key=lambda pair: pair[1].flops)[0]
+      if with_product:  # The largest product says what a kernel is.
+        telling = max(with_product, key=lambda pair: pair[1].flops)[0]
       else:
         telling = calls[-1] if calls else instruction
         if target := counts.custom_call(telling):
           unseen[target] += times[name] / steps
       num_bytes = counts.num_bytes(module, name, instruction)
-      products = [product for _, product in found]
+      products = [product for _, product in with_product]
       work = _work(instruction, products, num_bytes, chip, times[name])
       work = work.over(steps)
       kind_of = instruction.opcode.removesuffix("-start")
@@ -223,9 +223,9 @@ def _work(
   received = 0
   if instruction.opcode.removesuffix("-start") in counts.KINDS:
     received = max(array.num_bytes for array in instruction.arrays)
-  least = seconds(chip, flops, num_bytes, received) if chip else 0.0
+  bound = seconds(chip, flops, num_bytes, received) if chip else 0.0
   many = {dtype: number * x for dtype, x in flops.items()}
-  return Work(number, number * num_bytes, many, number * least)
+  return Work(number, number * num_bytes, many, number * bound)
 
 
 def _inside(

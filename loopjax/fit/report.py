@@ -84,7 +84,7 @@ def ranking_record(
     traffic: collectives of a call, which has this many optimizer steps.
   """
   chip = ranking.rates
-  found: dict[str, Any] = {
+  record: dict[str, Any] = {
     "what": "ranking by the roofline of the compiled program, not a time",
     "total": _plain(ranking.total),
     "model_flops": model_flops,
@@ -96,7 +96,7 @@ def ranking_record(
     "counted_once": list(ranking.unknown),
   }
   if traffic:
-    found["collectives"] = {
+    record["collectives"] = {
       kind: {
         "executions": number / steps,
         "bytes": traffic.num_bytes[kind] / steps,
@@ -105,13 +105,13 @@ def ranking_record(
       for kind, number in sorted(traffic.executions.items())
     }
   if chip:
-    found["rates"] = {
+    record["rates"] = {
       **chip._asdict(),
       "compute_share": ranking_lib.COMPUTE_SHARE,
       "bandwidth_share": ranking_lib.BANDWIDTH_SHARE,
     }
-    found["utilisation_at_most"] = most_used(ranking, model_flops)
-  return found
+    record["utilisation_at_most"] = most_used(ranking, model_flops)
+  return record
 
 
 def _plain(work: Work) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _sorted(works: Mapping[str, Work]) -> list[tuple[str, Work]]:
 
 def _wide(ranking: Ranking) -> list[tuple[str, float]]:
   """Lines with float32 products, and their operations."""
-  found = {
+  arrays = {
     name: work.flops.get("tf32", 0) + work.flops.get("f32", 0)
     for name, work in ranking.lines.items()
   }
   return sorted(
-    ((name, flops) for name, flops in found.items() if flops),
+    ((name, flops) for name, flops in arrays.items() if flops),
     key=lambda item: -item[1],
   )
 
@@ -220,9 +220,9 @@ def _memory(machine: Machine, measured: Measured) -> list[str]:
   padding = measured.memory.get("arguments", 0) - sum(parts.values())
   if padding > 0:
     parts["padding and other"] = padding
-  known = ", ".join(f"{name} {size(n)}" for name, n in parts.items())
+  shown = ", ".join(f"{name} {size(n)}" for name, n in parts.items())
   notes = {
-    "arguments": known,
+    "arguments": shown,
     "outputs": "excluding those that reuse an argument's memory",
     "program": "code and constants",
   }
@@ -231,7 +231,7 @@ def _memory(machine: Machine, measured: Measured) -> list[str]:
     note = notes.get(name, "")
     lines.append(f"  {name:<12}{size(number):>12}   {note}".rstrip())
   if measured.refusal:
-    lines += [f"  {known}", f"  compiler: {measured.refusal}"]
+    lines += [f"  {shown}", f"  compiler: {measured.refusal}"]
   lines.append(f"  {'peak':<12}{size(measured.needed):>12}")
   note = machine.memory_note
   lines.append(f"  {'available':<12}{size(machine.memory):>12}   {note}")

@@ -40,16 +40,18 @@ def suggest(
     _batch(settings, mesh),
   ]
   for kind in kinds:
-    if found := _mildest(kind, attempt):
-      return found
+    if suggestion := _mildest(kind, attempt):
+      return suggestion
   remat, fsdp, microbatches, batch = kinds
   strongest = [kind[-1] for kind in (remat, fsdp) if kind]
-  if len(strongest) == 2 and (found := _mildest([_merged(strongest)], attempt)):
-    return found
+  if len(strongest) == 2 and (
+    suggestion := _mildest([_merged(strongest)], attempt)
+  ):
+    return suggestion
   for kind in (microbatches, batch) if strongest else ():
     together = [_merged([*strongest, change]) for change in kind]
-    if found := _mildest(together, attempt):
-      return found
+    if suggestion := _mildest(together, attempt):
+      return suggestion
   return None
 
 

@@ -72,7 +72,7 @@ class _Path(NamedTuple):
 
 def largest(module: hlo.Module, num: int) -> list[Value]:
   """The `num` kinds of values with the largest total size."""
-  found: Counter[tuple[int, str, str, bool]] = Counter()
+  counts: Counter[tuple[int, str, str, bool]] = Counter()
   fills: Counter[tuple[int, str, str, bool]] = Counter()
   for name in hlo.executed(module, asynchronous=False):
     for instruction in module.computations[name].instructions.values():
@@ -80,11 +80,11 @@ def largest(module: hlo.Module, num: int) -> list[Value]:
         path = _path(module, name, instruction, element)
         text = _origin(module, path)
         row = (array.padded_bytes, str(array), text, path.stacked)
-        (fills if path.filled else found)[row] += 1
+        (fills if path.filled else counts)[row] += 1
   # Stacks are initialised to zeros, and count where rows are written.
-  stacks = {array for _, array, _, stacked in found if stacked}
-  found.update({row: n for row, n in fills.items() if row[1] not in stacks})
-  values = [Value(number, *row) for row, number in found.items()]
+  stacks = {array for _, array, _, stacked in counts if stacked}
+  counts.update({row: n for row, n in fills.items() if row[1] not in stacks})
+  values = [Value(number, *row) for row, number in counts.items()]
   values.sort(key=lambda value: (-value.number * value.num_bytes, value.array))
   return values[:num]
 

@@ -71,11 +71,13 @@ def prompt_chunks(
     after.stops[row, : len(request.stop_tokens)] = request.stop_tokens
     after.num_loops[row] = request.num_loops or num_loops
     after.exit_threshold[row] = request.exit_threshold
-  fewer = [sequence.request.prefill_loops for sequence in sequences.values()]
-  if not any(fewer):
+  prefill_loops = [
+    sequence.request.prefill_loops for sequence in sequences.values()
+  ]
+  if not any(prefill_loops):
     return chunks
-  fewer += [0] * (num_rows - len(fewer))
-  return chunks._replace(num_loops=np.array(fewer, np.int32))
+  prefill_loops += [0] * (num_rows - len(prefill_loops))
+  return chunks._replace(num_loops=np.array(prefill_loops, np.int32))
 
 
 def rows(
@@ -89,10 +91,10 @@ def rows(
     num_slots: B, which stands for no slot.
   """
   size = sizes.fitting(row_sizes, len(slot_ids))
-  found = np.full(size, num_slots, np.int32)
+  row_slots = np.full(size, num_slots, np.int32)
   places = slot_ids if size == num_slots else range(len(slot_ids))
-  found[list(places)] = slot_ids
-  return found
+  row_slots[list(places)] = slot_ids
+  return row_slots
 
 
 def options(
@@ -104,21 +106,21 @@ def options(
   """(maximum tokens of a call, its options) for sequences in decoding.
 
   Args:
-    draft_loops: of all of them.
+    draft_loops: the `draft_loops` of all these sequences.
     running: the sequences.
-    num_tokens: the most tokens of a call without drafts.
-    limits: the engine's.
+    num_tokens: maximum number of tokens of a call without drafts.
+    limits: the engine's limits.
   """
   requests = [sequence.request for sequence in running]
   if not draft_loops:
-    loops = {one.num_loops or limits.num_loops for one in requests}
+    loops = {request.num_loops or limits.num_loops for request in requests}
     means = [sequence.loops for sequence in running]
     if limits.by_depth and sizes.by_depth(means, max(loops)):
-      return decoding.most_tokens(num_tokens), {"depth": slots.BY_DEPTH}
+      return decoding.max_tokens_by_depth(num_tokens), {"depth": slots.BY_DEPTH}
     depth = limits.depth(len(requests))
     if loops != {limits.num_loops}:
       depth = slots.LOOPS
-    if any(one.exit_threshold < 1 for one in requests):
+    if any(request.exit_threshold < 1 for request in requests):
       depth = slots.EXITS
     return num_tokens, {"depth": depth}
   num, rounds = sizes.drafts(

@@ -77,8 +77,8 @@ def template(folder: pathlib.Path) -> Template:
 
 def _within_last(text: str, folder: pathlib.Path) -> str:
   """The rendered text up to the mark in its last message."""
-  before, found, after = text.rpartition(_MARK.strip())
-  if not found:
+  before, mark, after = text.rpartition(_MARK.strip())
+  if not mark:
     raise UserError(f"{folder}: the chat template changes the last message")
   return before if after.startswith(" ") else before.rstrip()
 
@@ -102,7 +102,7 @@ def _environment() -> tuple[Any, type[Exception]]:
     def parse(self, parser: Any) -> Any:
       line = next(parser.stream).lineno
       body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-      # A block with names of its own, as there.
+      # Names set inside the block stay local, as in `transformers`.
       call = self.call_method("_written")
       return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 

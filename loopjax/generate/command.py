@@ -19,7 +19,7 @@ from loopjax.generate.text import TextStream, each_text
 from loopjax.run.checkpoints import quantized
 from loopjax.saved.language_model import LanguageModel
 
-_SLOTS = 8  # Texts at once of a file, unless the user chooses.
+_SLOTS = 8  # Default number of texts of a file that are generated together.
 
 
 class Options(NamedTuple):
@@ -71,8 +71,10 @@ class _Writer:
       prompt_tokens=options.text.prompt_tokens,
       prefix_mib=0 if options.prompt else source.PREFIX_MIB,
     )
-    given = options.text.max_new_tokens
-    self._max_new_tokens = text_flags.MAX_NEW_TOKENS if given is None else given
+    max_new_tokens = options.text.max_new_tokens
+    self._max_new_tokens = (
+      text_flags.MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens
+    )
     self._started = self._seconds = self._first = 0.0
     self._at_first = 0  # Tokens that came with the first.
     self._loops: collections.Counter[int] = collections.Counter()
@@ -92,9 +94,11 @@ class _Writer:
 
   def check_room(self, num_prompt: int) -> None:
     """Raises UserError if --max_new_tokens is given and does not fit."""
-    given = self._text.max_new_tokens
-    if given is not None:
-      self._engine.limits.check_room("--max_new_tokens", given, num_prompt)
+    max_new_tokens = self._text.max_new_tokens
+    if max_new_tokens is not None:
+      self._engine.limits.check_room(
+        "--max_new_tokens", max_new_tokens, num_prompt
+      )
 
   def write(self, prompt: tuple[int, ...], show: str = "") -> list[str]:
     """Generates and prints the samples of a prompt; returns their texts.
@@ -111,18 +115,18 @@ class _Writer:
       )
       for n in range(self._text.samples)
     }
-    alone = len(texts) == 1
-    print(show if alone else "", end="", flush=True)
+    is_single = len(texts) == 1
+    print(show if is_single else "", end="", flush=True)
     self._started = time.monotonic()
     while not self._engine.idle:
-      found = self._engine.step()
-      self._notice(found)
-      for token in found:
-        self._read(token, texts[token.request_id], alone)
+      tokens = self._engine.step()
+      self._notice(tokens)
+      for token in tokens:
+        self._read(token, texts[token.request_id], is_single)
     self._seconds += time.monotonic() - self._started
-    if alone:
+    if is_single:
       print(flush=True)
-    for number, text in texts.items() if not alone else ():
+    for number, text in texts.items() if not is_single else ():
       print(f"--- {number + 1} ({text.finish})\n{show}{text.text}", flush=True)
     return [text.text for text in texts.values()]
 
@@ -172,14 +176,16 @@ class _Writer:
       prefill_loops=flags.prefill_loops,
     )
 
-  def _read(self, token: GeneratedToken, text: TextStream, alone: bool) -> None:
+  def _read(
+    self, token: GeneratedToken, text: TextStream, is_single: bool
+  ) -> None:
     """Adds a token to its text; tokens after a stop string are ignored."""
     if text.finish:
       return
     self._loops[token.loops] += 1
     self._costs.add(token)
     added = text.read([token])
-    if alone:
+    if is_single:
       print(added, end="", flush=True)
     if text.finish and not token.finish:  # A stop string, not a stop token.
       self._engine.cancel(token.request_id)
@@ -187,7 +193,7 @@ class _Writer:
   def report(self) -> str:
     """Speed, loops and memory, in several lines."""
     engine, total, loops = self._engine, self._costs.tokens, self._costs.loops
-    limits, most = engine.limits, engine.limits.max_tokens
+    limits, max_tokens = engine.limits, engine.limits.max_tokens
     later, seconds = total - self._at_first, self._seconds - self._first
     after = (
       f"; then {later / seconds:,.0f} tokens/s" if later and seconds else ""
@@ -207,7 +213,7 @@ class _Writer:
       + (f", weights in {weights}" if weights else ""),
       f"cache: {engine.cache_kind}, {engine.cache_bytes:,} bytes for"
       f" {engine.num_slots} text(s) of "
-      + (f"{most} tokens" if most else "any length"),
+      + (f"{max_tokens} tokens" if max_tokens else "any length"),
     ]
     if drafts := self._costs.of_drafts():
       lines.append(drafts)
@@ -220,23 +226,23 @@ def _talk(writer: _Writer, options: Options) -> None:
   """Answers the lines of standard input until it ends."""
   prompt_of = chat.template(source.template_folder(options.model))
   messages: list[dict[str, str]] = []
-  said = options.prompt
+  line = options.prompt
   while True:
-    if said is None:
+    if line is None:
       print("> ", end="", flush=True)
       try:
-        said = sys.stdin.readline()
+        line = sys.stdin.readline()
       except UnicodeDecodeError as error:
         raise UserError(f"the input is not UTF-8: {error}") from None
-      checks.unicode("the input", said)
-      if not said:
+      checks.unicode("the input", line)
+      if not line:
         print()
         return
-    if said.strip():
-      messages.append({"role": "user", "content": said.strip()})
+    if line.strip():
+      messages.append({"role": "user", "content": line.strip()})
       (answer,) = writer.write(_shortened(writer, messages, prompt_of))
       messages.append({"role": "assistant", "content": answer})
-    said = None
+    line = None
 
 
 def _shortened(
@@ -265,8 +271,8 @@ def _num_slots(options: Options) -> int:
 def _check(options: Options) -> None:
   """Raises UserError for flags that contradict each other."""
   source.check(options.model, chat=options.chat)
-  given = options.prompt is not None or options.chat
-  if given == (options.prompts is not None):
+  has_prompt = options.prompt is not None or options.chat
+  if has_prompt == (options.prompts is not None):
     raise UserError("pass one of --prompt=TEXT, --prompts=FILE and --chat")
   if options.slots is not None and not options.prompts:
     raise UserError(f"--slots={options.slots} has no effect without --prompts")

@@ -29,8 +29,8 @@ from loopjax.generate.sampling import Sampling as Sampling
 from loopjax.generate.scheduler import BySlot, Scheduler, num_top
 from loopjax.protocols import Family, Reading
 
-MAX_PREFILLS = 4  # Prompts read at once: their rows of the cache are copied.
-TOKENS_PER_DISPATCH, PROMPT_CHUNK = 8, 256  # Unless the caller chooses.
+MAX_PREFILLS = 4  # Prompts per prefill, which copies their rows of the cache.
+TOKENS_PER_DISPATCH, PROMPT_CHUNK = 8, 256  # Defaults.
 
 
 class Engine:
@@ -117,21 +117,20 @@ class Engine:
     )
     cached_model.check(config)
     self.limits = limits.of_model(cached_model, model, params)
-    make = jax.jit(
-      functools.partial(
-        slots_lib.empty_state,
-        model=cached_model,
-        num_slots=num_slots,
-        vocab_size=spec.vocab_size,
-      )
+    empty_state = functools.partial(
+      slots_lib.empty_state,
+      model=cached_model,
+      num_slots=num_slots,
+      vocab_size=spec.vocab_size,
     )
-    self._state = slots_lib.placed(make(params), devices)
+    self._state = slots_lib.placed(jax.jit(empty_state)(params), devices)
     self.cache_bytes = sum(x.nbytes for x in jax.tree.leaves(self._state.cache))
     self.prefixes = prefixes_lib.make(
       cached_model, self._params, prefix_mib, self._state.cache
     )
-    made = program.of_params(cached_model, self._params, tokens_per_dispatch)
-    self._programs, self._writer_params = made
+    self._programs, self._writer_params = program.of_params(
+      cached_model, self._params, tokens_per_dispatch
+    )
     self.chunk_sizes = sizes.prompt_chunks(
       reading, config, spec, prompt_chunk, max_tokens
     )
@@ -168,9 +167,9 @@ class Engine:
       The new tokens, in order for each request.
     """
     self._scheduler.admit()
-    others = bool(self._scheduler.generating)
+    was_generating = bool(self._scheduler.generating)
     tokens = self._prefill() if self._scheduler.prefilling else []
-    if tokens and not others:
+    if tokens and not was_generating:
       return tokens
     return tokens + (self._decode() if self._scheduler.generating else [])
 
@@ -184,14 +183,16 @@ class Engine:
     """
     for request in requests:
       self.limits.check(request)
-    found: dict[int, list[GeneratedToken]] = {
+    tokens: dict[int, list[GeneratedToken]] = {
       self.add(request): [] for request in requests
     }
     while not self.idle:
       for token in self.step():
-        if token.request_id in found:  # There may have been other requests.
-          found[token.request_id].append(token)
-    return list(found.values())
+        if (
+          token.request_id in tokens
+        ):  # Not of a request that was queued before.
+          tokens[token.request_id].append(token)
+    return list(tokens.values())
 
   def write_nothing(self, size: int, **options: Any) -> None:
     """Runs a decoding program without any sequence.
@@ -245,7 +246,7 @@ class Engine:
     return self._collect(slots_lib.fetched(generated), slot_ids)
 
   def _copy(self, sequences: BySlot) -> None:
-    """Copies to slots what was read of prompts that are yet to begin."""
+    """Copies cached prefixes to the slots of prompts that are not read yet."""
     for slot, sequence in list(sequences.items())[:MAX_PREFILLS]:
       if self.prefixes and not sequence.num_read:
         self._state, number = self.prefixes.load(

@@ -79,16 +79,16 @@ class Limits(NamedTuple):
   @property
   def spans(self) -> list[int | None]:
     """All values that `span` returns."""
-    most, found = self.max_tokens, [0]
-    if most is None:
+    max_tokens, spans = self.max_tokens, [0]
+    if max_tokens is None:
       return [None]
-    while found[-1] < most:
-      found.append(sizes.span(found[-1] + 1, most))
-    return [*found[1:]]
+    while spans[-1] < max_tokens:
+      spans.append(sizes.span(spans[-1] + 1, max_tokens))
+    return [*spans[1:]]
 
   def depth(self, num_rows: int) -> str:
     """One of `slots.DEPTHS`, for sequences that all run all loops."""
-    # Writes to a single row's slots would copy them, if these are apart.
+    # Writes to a single row's slots would copy them if they are unstacked.
     unrolls = self.unrolls and num_rows > 1
     return slots.UNROLLED if unrolls else slots.LOOPS
 
@@ -99,34 +99,34 @@ class Limits(NamedTuple):
     reserved = self.prompt_tokens or num_prompt
     return self.max_tokens - reserved + 1  # The last token is never read.
 
-  def check_room(self, label: str, given: int, num_prompt: int) -> None:
-    """Raises UserError if the tokens that a user asks for do not fit.
+  def check_room(self, label: str, num_tokens: int, num_prompt: int) -> None:
+    """Raises UserError if the requested number of new tokens does not fit.
 
     A prompt that leaves no room is an error of its own, see `check`.
 
     Args:
       label: the setting's name in the message.
-      given: the number of tokens after the prompt.
-      num_prompt: the number of the prompt's.
+      num_tokens: number of tokens after the prompt.
+      num_prompt: number of tokens of the prompt.
     """
     room = self.room(num_prompt)
-    if room is not None and 0 < room < given:
+    if room is not None and 0 < room < num_tokens:
       raise UserError(
-        f"{label}={given} is more than the {room} tokens that fit after a"
+        f"{label}={num_tokens} is more than the {room} tokens that fit after a"
         f" prompt of {num_prompt} token(s)"
       )
 
   def span(self, num_tokens: int) -> int | None:
     """Number of cache entries to read for this many tokens; None for all."""
-    most = self.max_tokens
-    return None if most is None else sizes.span(num_tokens, most)
+    max_tokens = self.max_tokens
+    return None if max_tokens is None else sizes.span(num_tokens, max_tokens)
 
   def check(self, request: GenerationRequest) -> None:
     """Raises UserError for an unsupported request."""
-    wrong = [x for x in request.prompt if not 0 <= x < self.num_tokens]
-    if wrong:
+    unknown = [x for x in request.prompt if not 0 <= x < self.num_tokens]
+    if unknown:
       raise UserError(
-        f"the prompt has token id {wrong[0]}, expected less than"
+        f"the prompt has token id {unknown[0]}, expected less than"
         f" {self.num_tokens}"
       )
     capacity = self.max_prompt_tokens
@@ -145,28 +145,37 @@ class Limits(NamedTuple):
       )
     if request.draft_loops:
       self.check_drafts()
-      most = (loops or high) - 1
-      if not 1 <= request.draft_loops <= most:
+      max_loops = (loops or high) - 1
+      if not 1 <= request.draft_loops <= max_loops:
         raise UserError(
-          f"draft_loops={request.draft_loops} is not in [1, {most}]: it must be"
-          " less than the loops that verify a draft"
+          f"draft_loops={request.draft_loops} is not in [1, {max_loops}]: it"
+          " must be less than the loops that verify a draft"
         )
     if request.prefill_loops:
       self.check_prefill()
-      most = loops or high
-      if not low <= request.prefill_loops <= most:
+      max_loops = loops or high
+      if not low <= request.prefill_loops <= max_loops:
         raise UserError(
-          f"prefill_loops={request.prefill_loops} is not in [{low}, {most}]"
+          f"prefill_loops={request.prefill_loops} is not in [{low},"
+          f" {max_loops}]"
         )
 
   def fitted(self, request: GenerationRequest) -> GenerationRequest:
     """The request without settings that would have no effect."""
-    most, room = request.max_new_tokens, self.room(len(request.prompt))
-    fewer, loops = request.prefill_loops, request.num_loops or self.num_loops
+    max_new_tokens, room = (
+      request.max_new_tokens,
+      self.room(len(request.prompt)),
+    )
+    prefill_loops, loops = (
+      request.prefill_loops,
+      request.num_loops or self.num_loops,
+    )
     return dataclasses.replace(
       request,
-      max_new_tokens=most if room is None else min(most, room),
-      prefill_loops=fewer if fewer < loops else 0,
+      max_new_tokens=max_new_tokens
+      if room is None
+      else min(max_new_tokens, room),
+      prefill_loops=prefill_loops if prefill_loops < loops else 0,
     )
 
 

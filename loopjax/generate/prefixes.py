@@ -53,15 +53,15 @@ class Prefixes:
       for leaf, pair in zip(jax.tree.leaves(cache), axes, strict=True)
       if min(pair) >= 0
     ]
-    of_block = sum(one.size * one.dtype.itemsize for one in shapes)
-    self.num_blocks = num_bytes // of_block
+    block_bytes = sum(shape.size * shape.dtype.itemsize for shape in shapes)
+    self.num_blocks = num_bytes // block_bytes
     if not self.num_blocks:
       raise UserError(
-        f"there is no room for {BLOCK} prompt tokens ({of_block:,} bytes) in"
+        f"there is no room for {BLOCK} prompt tokens ({block_bytes:,} bytes) in"
         f" {num_bytes:,} bytes"
       )
-    most = min(model.max_tokens // BLOCK, self.num_blocks)
-    self.sizes = sizes.powers(1, most)
+    max_blocks = min(model.max_tokens // BLOCK, self.num_blocks)
+    self.sizes = sizes.powers(1, max_blocks)
     devices = jax.tree.leaves(cache)[0].devices()
     self._blocks = placed(
       [jnp.zeros((self.num_blocks, *x.shape), x.dtype) for x in shapes],
@@ -91,24 +91,24 @@ class Prefixes:
     Args:
       state: donated.
       slot: the slot.
-      request: what is asked.
+      request: the request with the prompt.
 
     Returns:
       The state, and the number of copied tokens.
     """
-    prompt, known = request.prompt, []
+    prompt, cached = request.prompt, []
     for name in self._names(request, len(prompt) - 1):
       if name not in self._found:
         break
-      known.append(name)
-    if not known:
+      cached.append(name)
+    if not cached:
       return state, 0
-    self._touch(known)
-    size = self._size(len(known))
+    self._touch(cached)
+    size = self._size(len(cached))
     # Surplus blocks are copied but masked.
     ids = np.zeros(size, np.int32)
-    ids[: len(known)] = [self._found[name] for name in known]
-    num_tokens = len(known) * BLOCK
+    ids[: len(cached)] = [self._found[name] for name in cached]
+    num_tokens = len(cached) * BLOCK
     tokens = np.full(size * BLOCK, state.slots.seen.shape[1], np.int32)
     tokens[:num_tokens] = prompt[:num_tokens]
     state = self._load(
@@ -180,9 +180,9 @@ def make(
 
 def _axes(model: CachedModel, params: Any) -> list[tuple[int, int]]:
   """(axis of the batch, axis of the places) of each leaf; -1 for none."""
-  of_batch, of_places = model.batch_axes(params), model.place_axes(params)
+  batch_axes, place_axes = model.batch_axes(params), model.place_axes(params)
   return list(
-    zip(jax.tree.leaves(of_batch), jax.tree.leaves(of_places), strict=True)
+    zip(jax.tree.leaves(batch_axes), jax.tree.leaves(place_axes), strict=True)
   )
 
 
@@ -220,13 +220,13 @@ def _load(
   for index, (batch, places) in enumerate(axes):
     if min(batch, places) < 0:
       continue
-    found = jnp.moveaxis(next(remaining)[ids], 0, places)
-    shape = list(found.shape)  # The blocks stand before their places.
+    copied = jnp.moveaxis(next(remaining)[ids], 0, places)
+    shape = list(copied.shape)  # Merges the axes of blocks and their places.
     shape[places : places + 2] = [len(ids) * BLOCK]
     start = [jnp.zeros((), jnp.int32)] * leaves[index].ndim
     start[batch] = slot
     leaves[index] = jax.lax.dynamic_update_slice(
-      leaves[index], found.reshape(shape), start
+      leaves[index], copied.reshape(shape), start
     )
   cache: Any = jax.tree.unflatten(structure, leaves)
   seen = state.slots.seen
@@ -245,11 +245,11 @@ def _save(
   *,
   axes: list[tuple[int, int]],
 ) -> list[Array]:
-  """Copies the first places of a slot to blocks; arguments as of `_load`.
+  """Copies the first places of a slot to blocks; arguments as in `_load`.
 
-  An id out of range is left out.
+  Ids out of range are skipped.
   """
-  kept = []
+  saved = []
   remaining = iter(blocks)
   for leaf, (batch, places) in zip(jax.tree.leaves(cache), axes, strict=True):
     if min(batch, places) < 0:
@@ -259,5 +259,5 @@ def _save(
     shape = list(row.shape)
     shape[places : places + 1] = [len(ids), BLOCK]
     row = jnp.moveaxis(row.reshape(shape), places, 0)
-    kept.append(next(remaining).at[ids].set(row, mode="drop"))
-  return kept
+    saved.append(next(remaining).at[ids].set(row, mode="drop"))
+  return saved

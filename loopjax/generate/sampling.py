@@ -103,24 +103,24 @@ def draw(
     logits: f32 [B, V].
     seen: bool [B, V], the tokens that occur in the sequence.
     settings: how to sample.
-    position: i32 [B], of the token in its sequence.
+    position: i32 [B], the token's position in its sequence.
   """
   logits = penalised(logits, seen, settings.repetition_penalty)
   most_likely = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-  def drawn() -> Array:
+  def sample() -> Array:
     is_random = settings.temperature > 0
     temperature = jnp.maximum(settings.temperature, _COLDEST)
     scaled = logits / jnp.where(is_random, temperature, 1.0)[:, None]
     token = jnp.argmax(
-      jnp.where(kept(scaled, settings), scaled, -jnp.inf)
+      jnp.where(allowed(scaled, settings), scaled, -jnp.inf)
       + gumbel(settings.seed, position, logits.shape[-1]),
       axis=-1,
     )
     return jnp.where(is_random, token.astype(jnp.int32), most_likely)
 
   any_random = jnp.any(settings.temperature > 0)
-  return jax.lax.cond(any_random, drawn, lambda: most_likely)
+  return jax.lax.cond(any_random, sample, lambda: most_likely)
 
 
 def penalised(logits: Array, seen: Array, penalty: Array) -> Array:
@@ -130,7 +130,7 @@ def penalised(logits: Array, seen: Array, penalty: Array) -> Array:
   return jnp.where(seen, changed, logits)
 
 
-def kept(scaled: Array, settings: SamplingArrays) -> Array:
+def allowed(scaled: Array, settings: SamplingArrays) -> Array:
   """The tokens left by top-k, top-p and min-p: bool [B, V] of f32 [B, V].
 
   Args:
@@ -140,40 +140,40 @@ def kept(scaled: Array, settings: SamplingArrays) -> Array:
   top_k = jnp.where(settings.top_k > 0, settings.top_k, scaled.shape[-1])
   truncates = (settings.top_k > 0) | (settings.top_p < 1)
 
-  def least_kept() -> Array:
+  def cutoff() -> Array:
     """The smallest logit left by top-k and top-p, [B, 1]."""
     ordered = jnp.sort(scaled, axis=-1, descending=True)
-    stays = jnp.arange(scaled.shape[-1])[None] < top_k[:, None]
-    probability = jax.nn.softmax(jnp.where(stays, ordered, -jnp.inf), axis=-1)
+    is_kept = jnp.arange(scaled.shape[-1])[None] < top_k[:, None]
+    probability = jax.nn.softmax(jnp.where(is_kept, ordered, -jnp.inf), axis=-1)
     before = jnp.cumsum(probability, axis=-1) - probability
     top_p = settings.top_p[:, None]
     # Rounded sums may reach 1 before the last token.
-    stays &= (before < top_p) | (top_p >= 1)
+    is_kept &= (before < top_p) | (top_p >= 1)
     # One stays even if top_p is 0 in float32.
-    last = jnp.maximum(jnp.sum(stays, axis=-1, keepdims=True) - 1, 0)
-    least = jnp.take_along_axis(ordered, last, axis=-1)
-    return jnp.where(truncates[:, None], least, -jnp.inf)
+    last = jnp.maximum(jnp.sum(is_kept, axis=-1, keepdims=True) - 1, 0)
+    threshold = jnp.take_along_axis(ordered, last, axis=-1)
+    return jnp.where(truncates[:, None], threshold, -jnp.inf)
 
-  least = jax.lax.cond(
+  threshold = jax.lax.cond(
     jnp.any(truncates),
-    least_kept,
+    cutoff,
     lambda: jnp.full((len(scaled), 1), -jnp.inf),
   )
   best = jnp.max(scaled, axis=-1, keepdims=True)
-  least_by_min_p = best + jnp.log(settings.min_p)[:, None]
-  return (scaled >= least) & (scaled >= least_by_min_p)
+  min_p_threshold = best + jnp.log(settings.min_p)[:, None]
+  return (scaled >= threshold) & (scaled >= min_p_threshold)
 
 
 def gumbel(seeds: Array, positions: Array, num: int) -> Array:
   """Gumbel noise f32 [B, num]: argmax(logits + noise) samples the softmax.
 
   Args:
-    seeds, positions: of the rows, [B].
+    seeds, positions: the rows' seeds and positions, [B].
     num: number of values for each row.
   """
 
-  def of_row(seed: Array, position: Array) -> Array:
+  def row_noise(seed: Array, position: Array) -> Array:
     key = jax.random.fold_in(jax.random.key(seed), position)
     return jax.random.gumbel(key, (num,))
 
-  return jax.vmap(of_row)(seeds, positions)
+  return jax.vmap(row_noise)(seeds, positions)

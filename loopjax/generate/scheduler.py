@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
 _RECENT = 16  # Tokens.
-_KEPT = 0.97  # Of the drafts so far, with each further one.
+_DRAFT_DECAY = 0.97  # Decay of the counts of drafts with each further draft.
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ class RunningSequence:
     self.num_generated += 1
     self.loops += (token.loops - self.loops) / min(self.num_generated, _RECENT)
     if token.accepted is not None:
-      accepted, rejected = (_KEPT * number for number in self.drafts)
+      accepted, rejected = (_DRAFT_DECAY * number for number in self.drafts)
       new = int(token.accepted)
       self.drafts = accepted + new, rejected + 1 - new
 
@@ -100,7 +100,7 @@ class Scheduler:
     while self._free and self._waiting:
       self.prefilling[self._free.pop()] = self._waiting.popleft()
 
-  def parts(self, most: int) -> list[BySlot]:
+  def parts(self, max_size: int) -> list[BySlot]:
     """Groups of sequences in decoding, by slot, with a maximum size.
 
     The sequences of a group have the same `draft_loops` and similar lengths.
@@ -110,9 +110,9 @@ class Scheduler:
     for slot, sequence in by_length:
       groups.setdefault(sequence.request.draft_loops, []).append(slot)
     return [
-      {slot: self.generating[slot] for slot in group[start : start + most]}
+      {slot: self.generating[slot] for slot in group[start : start + max_size]}
       for group in groups.values()
-      for start in range(0, len(group), most)
+      for start in range(0, len(group), max_size)
     ]
 
   def start_generating(self, slot: int) -> None:
@@ -126,6 +126,6 @@ class Scheduler:
     self._free.append(slot)
 
 
-def num_top(sequences: Iterable[RunningSequence], most: int) -> int:
-  """Number of most likely tokens to report, 0 or `most`: two programs."""
-  return most * any(x.request.top_log_probabilities for x in sequences)
+def num_top(sequences: Iterable[RunningSequence], max_top: int) -> int:
+  """Number of most likely tokens to report, 0 or `max_top`: two programs."""
+  return max_top * any(x.request.top_log_probabilities for x in sequences)

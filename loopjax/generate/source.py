@@ -245,19 +245,19 @@ def engine_from_flags(
   Raises:
     UserError: see `Engine`; or a flag has no effect on this model.
   """
-  given = flags.prefix_mib
-  if given is None:
+  mebibytes = flags.prefix_mib
+  if mebibytes is None:
     reading = MODELS[language_model.facts["model"]].reading
     assert reading is not None  # `language_model.load` ensures this.
     kind = flags.cache_kind or reading.caches[0]
-    given = prefix_mib if kind == "per_loop" else 0
+    mebibytes = prefix_mib if kind == "per_loop" else 0
   engine = make_engine(
     language_model,
     max_tokens=flags.max_tokens or language_model.context_length,
     cache_kind=flags.cache_kind,
     exit_rule=flags.exit_rule,
     exit_kept=flags.exit_kept or exits.KEPT[0],
-    prefix_mib=given,
+    prefix_mib=mebibytes,
     **options,
   )
   if flags.exit_kept and engine.limits.min_loops == engine.limits.num_loops:

@@ -7,7 +7,7 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 
-_PROMPT_TOKENS = 4  # Of a prompt that its text is decoded after.
+_PROMPT_TOKENS = 4  # Last tokens of a prompt, with which the text is decoded.
 
 
 class TextStream:
@@ -17,7 +17,7 @@ class TextStream:
     text: the text returned so far.
     tokens: the tokens whose text is at least partly in `text`: no stop token,
       and no tokens after a stop string.
-    costs: of all tokens, including a stop token.
+    costs: the costs of all tokens, including a stop token.
     finish: "stop" or "length" when the text has ended, otherwise None.
   """
 
@@ -44,7 +44,7 @@ class TextStream:
     # The range of ids that were decoded last.
     self._start, self._end = 0, len(self._ids)
     self._held = ""  # Text that may be the beginning of a stop string.
-    # Tokens without text in `text` yet, and where in it theirs begins.
+    # (where its text will begin in `text`, token) of tokens that wait for it.
     self._waiting: collections.deque[tuple[int, GeneratedToken]] = (
       collections.deque()
     )
@@ -77,16 +77,16 @@ class TextStream:
     together with those before them.
     """
     before = self._tokenizer.decode(self._ids[self._start : self._end])
-    now = self._tokenizer.decode(self._ids[self._start :])
-    if now.endswith("\N{REPLACEMENT CHARACTER}") and not self.finish:
+    decoded = self._tokenizer.decode(self._ids[self._start :])
+    if decoded.endswith("\N{REPLACEMENT CHARACTER}") and not self.finish:
       return ""  # The character is incomplete.
     self._start, self._end = self._end, len(self._ids)
-    return now[len(before) :]
+    return decoded[len(before) :]
 
   def _released(self) -> str:
     """Removes and returns held text that cannot be part of a stop string."""
-    found = [self._held.find(stop) for stop in self._stops]
-    cuts = [cut for cut in found if cut >= 0]
+    positions = [self._held.find(stop) for stop in self._stops]
+    cuts = [cut for cut in positions if cut >= 0]
     if cuts:
       self.finish, cut = "stop", min(cuts)
     elif self.finish:
@@ -131,9 +131,9 @@ def each_text(
       texts[engine.add(request)] = text
     waiting = list(texts)[::-1]
     while waiting:
-      found = engine.step()
-      notice(found)
-      for token in found:
+      tokens = engine.step()
+      notice(tokens)
+      for token in tokens:
         text = texts[token.request_id]
         text.read([token])
         if text.finish and not token.finish:

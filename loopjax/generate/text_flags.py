@@ -8,7 +8,7 @@ from loopjax.errors import Parser, UserError
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.source import ModelFlags
 
-MAX_NEW_TOKENS = 256  # Or as many as fit, unless the user chooses.
+MAX_NEW_TOKENS = 256  # The default, or as many as fit.
 
 
 class TextFlags(NamedTuple):

@@ -25,7 +25,7 @@ def compile_programs(engine: Engine) -> int:
     The number of requests that were run.
   """
   num, prefixes = 0, engine.prefixes
-  engine.prefixes = None  # These requests are to be read.
+  engine.prefixes = None  # These prompts must be prefilled, not copied.
   for requests in _batches(engine):
     engine.generate(requests)
     num += len(requests)
@@ -33,11 +33,13 @@ def compile_programs(engine: Engine) -> int:
     for options in _ways(engine, size):
       engine.write_nothing(size, **options)
   if prefixes is not None:
-    engine.prefixes, most = prefixes, engine.limits.max_tokens
-    assert most is not None  # Such a cache has places.
+    engine.prefixes, max_tokens = prefixes, engine.limits.max_tokens
+    assert max_tokens is not None  # Such a cache has places.
     for size in prefixes.sizes:
-      for _ in range(2):  # The first time it is kept, the second time copied.
-        length = min(size * BLOCK + 1, most)
+      for _ in range(
+        2
+      ):  # The first run stores the blocks, the second copies them.
+        length = min(size * BLOCK + 1, max_tokens)
         engine.generate([_request(length, 0)])
         num += 1
     prefixes.clear()
@@ -45,18 +47,18 @@ def compile_programs(engine: Engine) -> int:
 
 
 def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
-  most = engine.limits.max_prompt_tokens or 2 * engine.chunk_sizes[-1]
+  max_length = engine.limits.max_prompt_tokens or 2 * engine.chunk_sizes[-1]
   # A prompt has one chunk, or some of the largest size before its last.
   prompts = [
-    more + size
-    for more in (0, engine.chunk_sizes[-1])
+    read + size
+    for read in (0, engine.chunk_sizes[-1])
     for size in engine.chunk_sizes
   ]
-  for fewer in (0, 1)[: 1 + engine.limits.has_prefill]:
+  for prefill_loops in (0, 1)[: 1 + engine.limits.has_prefill]:
     for top in (0, 1):
       for length in prompts:
         for group in engine.group_sizes:
-          yield [_request(min(length, most), top, fewer)] * group
+          yield [_request(min(length, max_length), top, prefill_loops)] * group
 
 
 def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
@@ -82,7 +84,9 @@ def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
         yield {"num_top": num_top, "span": span, **way}
 
 
-def _request(length: int, top: int, fewer: int = 0) -> GenerationRequest:
+def _request(
+  length: int, top: int, prefill_loops: int = 0
+) -> GenerationRequest:
   return GenerationRequest(
-    (0,) * length, 1, top_log_probabilities=top, prefill_loops=fewer
+    (0,) * length, 1, top_log_probabilities=top, prefill_loops=prefill_loops
   )

@@ -23,8 +23,8 @@ EVERY = -1  # Used instead of an axis, see `split`.
 _AXIS = -3  # Axis of a buffer's rows.
 # Sequential chunks are grouped into stages, and get only the rows that precede
 # their stage's last chunk: most rows are not written yet.
-_MOST_STAGES = 4
-_LEAST_ROWS = 1024  # Per stage.
+_MAX_STAGES = 4
+_MIN_ROWS = 1024  # Per stage.
 
 
 class Options(NamedTuple):
@@ -97,17 +97,17 @@ def _forward(options, params, inputs, constants, history):
 
     def step(history, chunk, stage=stage):
       index, inputs, constants = chunk
-      first, seen = index * size, stage.seen(history, size)
-      outputs, rows = options.step(params, inputs, constants, seen, first)
-      return _put(history, rows, first), outputs
+      first, visible = index * size, stage.visible_rows(history, size)
+      outputs, rows = options.step(params, inputs, constants, visible, first)
+      return _write_rows(history, rows, first), outputs
 
-    history, outputs = jax.lax.scan(step, history, stage.of(by_chunk))
+    history, outputs = jax.lax.scan(step, history, stage.select(by_chunk))
     parts.append(outputs)
   outputs = _joined(parts)
   return (outputs, history), (params, inputs, constants, history)
 
 
-def _together(options, params, inputs, constants, history):
+def _in_parallel(options, params, inputs, constants, history):
   """The outputs of all chunks, and the buffers assembled from their rows."""
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
   step = jax.vmap(options.step, (None, 0, 0, None, 0))
@@ -126,7 +126,7 @@ def _backward_at_once(options, residuals, cotangents):
   d_outputs, d_history = cotangents
 
   def recompute(params, inputs, history):
-    return _together(options, params, inputs, constants, history)
+    return _in_parallel(options, params, inputs, constants, history)
 
   _, pull_back = jax.vjp(recompute, params, inputs, history)
   d_rows = d_history
@@ -147,7 +147,7 @@ def _backward(options, residuals, cotangents):
   def step(stage, carry, chunk):
     d_params, d_history = carry
     index, inputs, constants, d_outputs = chunk
-    first, seen = index * size, stage.seen(history, size)
+    first, visible = index * size, stage.visible_rows(history, size)
 
     def recompute(params, inputs, history):
       return options.step(params, inputs, constants, history, first)
@@ -157,21 +157,24 @@ def _backward(options, residuals, cotangents):
       lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, x.ndim + _AXIS),
       d_history,
     )
-    _, pull_back = jax.vjp(recompute, params, inputs, seen)
-    d_own, d_inputs, d_before = pull_back((d_outputs, d_rows))
-    d_history = jax.tree.map(_plus_first, d_history, d_before)
-    return (jax.tree.map(jnp.add, d_params, d_own), d_history), d_inputs
+    _, pull_back = jax.vjp(recompute, params, inputs, visible)
+    d_chunk, d_inputs, d_before = pull_back((d_outputs, d_rows))
+    d_history = jax.tree.map(_add_to_first, d_history, d_before)
+    return (jax.tree.map(jnp.add, d_params, d_chunk), d_history), d_inputs
 
   carry = jax.tree.map(jnp.zeros_like, params), d_history
   by_chunk = jnp.arange(num_chunks), inputs, constants, d_outputs
   parts = []
   for stage in reversed(_stages(num_chunks, size)):
     carry, d_inputs = jax.lax.scan(
-      functools.partial(step, stage), carry, stage.of(by_chunk), reverse=True
+      functools.partial(step, stage),
+      carry,
+      stage.select(by_chunk),
+      reverse=True,
     )
     parts.insert(0, d_inputs)
-  none = jax.tree.map(jnp.zeros_like, history)
-  return carry[0], _joined(parts), None, none
+  no_gradient = jax.tree.map(jnp.zeros_like, history)
+  return carry[0], _joined(parts), None, no_gradient
 
 
 run.defvjp(_forward, _backward)
@@ -186,13 +189,13 @@ def split(num_chunks: int, axis: int, whole: Any) -> Any:
     whole: pytree of arrays.
   """
 
-  def one(x: Array) -> Array:
+  def split_array(x: Array) -> Array:
     if axis == EVERY:
       return jnp.broadcast_to(x, (num_chunks, *x.shape))
     shape = (*x.shape[:axis], num_chunks, -1, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-  return jax.tree.map(one, whole)
+  return jax.tree.map(split_array, whole)
 
 
 def join(axis: int, by_chunk: Array) -> Array:
@@ -208,11 +211,11 @@ class _Stage(NamedTuple):
   stop: int
   num_chunks: int
 
-  def of(self, by_chunk: Any) -> Any:
+  def select(self, by_chunk: Any) -> Any:
     """The stage's chunks of arrays [n, ...]."""
     return jax.tree.map(lambda x: x[self.start : self.stop], by_chunk)
 
-  def seen(self, history: Any, size: int) -> Any:
+  def visible_rows(self, history: Any, size: int) -> Any:
     """The rows of buffers [..., n C, G, d] before the stage's last chunk."""
     if self == (0, self.num_chunks, self.num_chunks):
       return history
@@ -224,8 +227,8 @@ class _Stage(NamedTuple):
 
 
 def _stages(num_chunks: int, size: int) -> list[_Stage]:
-  number = max(min(_MOST_STAGES, num_chunks * size // _LEAST_ROWS), 1)
-  edges = [num_chunks * i // number for i in range(number + 1)]
+  num_stages = max(min(_MAX_STAGES, num_chunks * size // _MIN_ROWS), 1)
+  edges = [num_chunks * i // num_stages for i in range(num_stages + 1)]
   return [
     _Stage(start, stop, num_chunks)
     for start, stop in itertools.pairwise(edges)
@@ -240,7 +243,7 @@ def _joined(parts: list[Any]) -> Any:
   return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
-def _plus_first(whole: Array, part: Array) -> Array:
+def _add_to_first(whole: Array, part: Array) -> Array:
   """Adds an array of its first rows to a buffer."""
   axis = whole.ndim + _AXIS
   if part.shape == whole.shape:
@@ -255,12 +258,12 @@ def _num_chunks(inputs: Any) -> int:
 
 def _chunk_size(inputs: Any, history: Any) -> int:
   num_rows = jax.tree.leaves(history)[0].shape[_AXIS]
-  size, rest = divmod(num_rows, _num_chunks(inputs))
-  assert rest == 0, (num_rows, _num_chunks(inputs))
+  size, remainder = divmod(num_rows, _num_chunks(inputs))
+  assert remainder == 0, (num_rows, _num_chunks(inputs))
   return size
 
 
-def _put(history: Any, rows: Any, first: Array) -> Any:
+def _write_rows(history: Any, rows: Any, first: Array) -> Any:
   return jax.tree.map(
     lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
       whole, part.astype(whole.dtype), first, whole.ndim + _AXIS

@@ -43,12 +43,10 @@ def probabilities(
     sigma: standard deviation of log(rate).
     max_loops: larger depths are reduced to this; 0 for no maximum.
   """
-  chances = DEPTHS[kind](mean, sigma, max_loops)
-  if max_loops and len(chances) > max_loops:
-    chances = np.append(
-      chances[: max_loops - 1], chances[max_loops - 1 :].sum()
-    )
-  return chances / chances.sum()
+  pmf = DEPTHS[kind](mean, sigma, max_loops)
+  if max_loops and len(pmf) > max_loops:
+    pmf = np.append(pmf[: max_loops - 1], pmf[max_loops - 1 :].sum())
+  return pmf / pmf.sum()
 
 
 def _fixed(mean: float, sigma: float, max_loops: int) -> np.ndarray:
@@ -63,9 +61,9 @@ def _uniform(mean: float, sigma: float, max_loops: int) -> np.ndarray:
 
 def _poisson(mean: float, sigma: float, max_loops: int) -> np.ndarray:
   del sigma
-  chances = _mixture(np.array([mean]), np.ones(1), max_loops)
-  # A depth of 0 becomes 1.
-  return np.append(chances[0] + chances[1], chances[2:])
+  pmf = _mixture(np.array([mean]), np.ones(1), max_loops)
+  # A depth of 0 is replaced by 1.
+  return np.append(pmf[0] + pmf[1], pmf[2:])
 
 
 def _poisson_lognormal(mean: float, sigma: float, max_loops: int) -> np.ndarray:
@@ -89,12 +87,12 @@ def _mixture(
 ) -> np.ndarray:
   """A mixture of Poisson distributions, truncated at a tail of `_TAIL`."""
   num = 64
-  while (chances := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
+  while (pmf := weights @ _counts(rates, num)).sum() < 1 - _TAIL:
     if max_loops and num > max_loops:  # The whole tail goes here.
-      chances[-1] += 1 - chances.sum()
+      pmf[-1] += 1 - pmf.sum()
       break
     num *= 2
-  return chances[: 1 + np.searchsorted(np.cumsum(chances), 1 - _TAIL)]
+  return pmf[: 1 + np.searchsorted(np.cumsum(pmf), 1 - _TAIL)]
 
 
 def _counts(rates: np.ndarray, num: int) -> np.ndarray:
@@ -122,18 +120,18 @@ def calibrated(
   return (low + high) / 2
 
 
-def expected(chances: np.ndarray, at_most: int | None = None) -> float:
+def expected(pmf: np.ndarray, at_most: int | None = None) -> float:
   """The expectation of the depth, or of min(depth, at_most)."""
-  depths = np.arange(1, len(chances) + 1)
+  depths = np.arange(1, len(pmf) + 1)
   return float(
-    chances @ (depths if at_most is None else np.minimum(depths, at_most))
+    pmf @ (depths if at_most is None else np.minimum(depths, at_most))
   )
 
 
-def draw(key: Array, chances: np.ndarray) -> Array:
+def draw(key: Array, pmf: np.ndarray) -> Array:
   """A depth from `probabilities`, i32 scalar."""
-  below = jnp.asarray(np.cumsum(chances)[:-1], jnp.float32)
-  return 1 + jnp.sum(jax.random.uniform(key) >= below, dtype=jnp.int32)
+  cdf = jnp.asarray(np.cumsum(pmf)[:-1], jnp.float32)
+  return 1 + jnp.sum(jax.random.uniform(key) >= cdf, dtype=jnp.int32)
 
 
 def learned_loss(
@@ -159,18 +157,18 @@ def learned_loss(
   Raises:
     UserError: there is only one row.
   """
-  log_chances = jax.nn.log_softmax(logits.astype(jnp.float32))
-  chances = jnp.exp(log_chances)
+  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+  probs = jnp.exp(log_probs)
   if len(costs) < 2:
     raise UserError(
       "model.depth='learned' compares rows: it needs at least two on each"
       " device in each microbatch"
     )
-  others = (jnp.sum(costs) - costs) / (len(costs) - 1)
-  advantage = jax.lax.stop_gradient(costs - others)
-  score = jnp.mean(advantage * log_chances[depths - 1])
-  mean_depth = chances @ jnp.arange(1.0, len(chances) + 1)
-  entropy = -jnp.sum(chances * log_chances)
+  baseline = (jnp.sum(costs) - costs) / (len(costs) - 1)
+  advantage = jax.lax.stop_gradient(costs - baseline)
+  score = jnp.mean(advantage * log_probs[depths - 1])
+  mean_depth = probs @ jnp.arange(1.0, len(probs) + 1)
+  entropy = -jnp.sum(probs * log_probs)
   stats = {"depth_mean": mean_depth, "depth_entropy": entropy}
   score = score - jax.lax.stop_gradient(score)
   return score + (mean_depth - mean) ** 2, stats
@@ -184,8 +182,8 @@ def drawn_from(keys: Array, logits: Array) -> Array:
 
 def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
   """Raises UserError unless the values are valid for `grown`."""
-  whole = all(type(n) is int and n > 0 for n in (*steps, *loops))
-  if len(steps) != len(loops) or not whole or [*steps] != sorted(set(steps)):
+  positive = all(type(n) is int and n > 0 for n in (*steps, *loops))
+  if len(steps) != len(loops) or not positive or [*steps] != sorted(set(steps)):
     raise UserError(
       f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
       " positive integers, of the same number, and the steps must increase"
@@ -237,21 +235,21 @@ def run(
   num_cut = jnp.max(cut)
   fixed = jax.lax.stop_gradient(shared)
 
-  def before(n: Array, carry: Carry) -> Carry:
+  def cut_loop(n: Array, carry: Carry) -> Carry:
     index = jnp.broadcast_to(n, depth.shape)
     return driver.tree_where(n < cut, step_fn(fixed, carry, index), carry)
 
-  after = jax.lax.fori_loop(0, num_cut, before, jax.lax.stop_gradient(carry))
+  after = jax.lax.fori_loop(0, num_cut, cut_loop, jax.lax.stop_gradient(carry))
   # Rows without earlier loops keep the gradient to their initial carry.
   carry = driver.tree_where(cut > 0, after, carry)
 
   # Steps that no row needs run too: with a `cond`, the backward pass would
   # store the weights for every loop.
-  def last(carry: Carry, n: Array) -> tuple[Carry, None]:
+  def loop(carry: Carry, n: Array) -> tuple[Carry, None]:
     new = step_fn(shared, carry, cut + n)
     return driver.tree_where(n < depth, new, carry), None
 
-  return jax.lax.scan(last, carry, jnp.arange(num_with_gradient))[0]
+  return jax.lax.scan(loop, carry, jnp.arange(num_with_gradient))[0]
 
 
 def run_all(
@@ -259,7 +257,7 @@ def run_all(
   shared: Any,
   carry: Carry,
   depth: Array,
-  most: int,
+  max_loops: int,
   *,
   remat: bool,
 ) -> Carry:
@@ -267,19 +265,23 @@ def run_all(
 
   Args:
     step_fn, shared, carry, depth: as in `run`.
-    most: maximum depth, static. Loops that no row needs are skipped.
+    max_loops: maximum depth, static. Loops that no row needs are skipped.
     remat: whether the backward pass recomputes each loop. It then stores one
-      loop and `most` carries, instead of `most` loops.
+      loop and N carries, instead of N loops, where N is `max_loops`.
   """
 
   def loop(shared: Any, carry: Carry, n: Array) -> Carry:
-    def one(carry: Carry) -> Carry:
+    def run_loop(carry: Carry) -> Carry:
       index = jnp.broadcast_to(n, depth.shape)
       return driver.tree_where(n < depth, step_fn(shared, carry, index), carry)
 
-    return jax.lax.cond(n < jnp.max(depth), one, lambda carry: carry, carry)
+    return jax.lax.cond(
+      n < jnp.max(depth), run_loop, lambda carry: carry, carry
+    )
 
   step = jax.checkpoint(loop, prevent_cse=False) if remat else loop
   return jax.lax.scan(
-    lambda carry, n: (step(shared, carry, n), None), carry, jnp.arange(most)
+    lambda carry, n: (step(shared, carry, n), None),
+    carry,
+    jnp.arange(max_loops),
   )[0]

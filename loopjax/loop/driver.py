@@ -107,13 +107,13 @@ def run_truncated(
     ...]). The first carry always has its gradient.
   """
   cut = max(num_steps - num_with_gradient, 0) if num_with_gradient else 0
-  ends = sorted({0, cut, num_steps} | ({1} if want_first else set()))
+  bounds = sorted({0, cut, num_steps} | ({1} if want_first else set()))
   first, records = None, []
-  for start, end in itertools.pairwise(ends):
+  for start, end in itertools.pairwise(bounds):
     if cut and start == cut:
       carry = cut_fn(carry)
 
-    def later(
+    def segment_step(
       carry: Carry, n: Array, start: int = start, end: int = end
     ) -> tuple[Carry, Any]:
       if end <= cut:
@@ -123,8 +123,8 @@ def run_truncated(
         )
       return step_fn(carry, n + start)
 
-    carry, more, _ = run_loop(later, carry, end - start, kind=kind)
-    records.append(more)
+    carry, segment, _ = run_loop(segment_step, carry, end - start, kind=kind)
+    records.append(segment)
     first = carry if want_first and end == 1 else first
   return first, carry, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
@@ -156,7 +156,7 @@ def run_implicit(
   records = [jax.tree.map(lambda x: x[None], record)]
   if num_steps == 1:
     return first, first, records[0]
-  of_last = jnp.asarray(num_steps - 1)
+  last_index = jnp.asarray(num_steps - 1)
 
   def settle(_: Any, z: Carry) -> tuple[Carry, list[Any]]:
     if num_steps == 2:
@@ -167,7 +167,7 @@ def run_implicit(
     return z, [middle]
 
   def residual(z: Carry) -> Carry:
-    return jax.tree.map(jnp.subtract, step_fn(z, of_last)[0], z)
+    return jax.tree.map(jnp.subtract, step_fn(z, last_index)[0], z)
 
   def solve(apply: Callable[[Carry], Carry], y: Carry) -> Carry:
     """Solves (J - I) x = y by iterating x <- J x - y."""
@@ -181,7 +181,7 @@ def run_implicit(
   z, middle = jax.lax.custom_root(
     residual, jax.lax.stop_gradient(first), settle, solve, has_aux=True
   )
-  last, record = step_fn(z, of_last)
+  last, record = step_fn(z, last_index)
   records += [*middle, jax.tree.map(lambda x: x[None], record)]
   return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 

@@ -51,8 +51,8 @@ def first_exit(logits: Array, threshold: float | Array) -> Array:
   Returns:
     The loop's index, from 0, i32 [...]; K - 1 if none reaches the threshold.
   """
-  left = jnp.log1p(-jnp.asarray(threshold, jnp.float32))  # -inf at 1.
-  done = (log_survival(logits) <= left).at[-1].set(True)
+  log_threshold = jnp.log1p(-jnp.asarray(threshold, jnp.float32))  # -inf at 1.
+  done = (log_survival(logits) <= log_threshold).at[-1].set(True)
   return jnp.argmax(done, axis=0).astype(jnp.int32)
 
 
@@ -150,15 +150,15 @@ def after_loop(
     evidence: what the rule compares with the threshold, f32 [B]: the gate's
       logit, `relative_change`, or the result of `read_out_evidence`.
   """
-  log_left, leaves = state.log_left, jnp.zeros_like(state.live)
+  log_left, exiting = state.log_left, jnp.zeros_like(state.live)
   if rule == "gate":
     log_left = log_left + log_survival(evidence[None])[0]
-    leaves = log_left <= jnp.log1p(-policy.threshold)  # -inf at 1.
+    exiting = log_left <= jnp.log1p(-policy.threshold)  # -inf at 1.
   elif rule != "fixed":
-    leaves = (evidence <= 1 - policy.threshold) & (policy.threshold < 1)
+    exiting = (evidence <= 1 - policy.threshold) & (policy.threshold < 1)
   loops = state.loops + state.live
   return ExitState(
-    live=state.live & ~leaves & (loops < policy.num_loops),
+    live=state.live & ~exiting & (loops < policy.num_loops),
     loops=loops,
     log_left=log_left,
   )
@@ -181,8 +181,8 @@ def relative_entropy(logits: Array, num_padding_tokens: int = 0) -> Array:
   return entropy / math.log(logits.shape[-1] - num_padding_tokens)
 
 
-class Seen(NamedTuple):
-  """What a rule remembers of earlier read-outs.
+class ReadOutHistory(NamedTuple):
+  """What rules of READ_OUT compare a read-out with.
 
   Attributes:
     logits: the previous loop's, f32 [B, V]; [B, 0] for rules that do not need
@@ -196,38 +196,40 @@ class Seen(NamedTuple):
   times: Array
 
 
-def nothing_seen(rule: str, batch: int, vocab_size: int) -> Seen:
+def no_read_outs(rule: str, batch: int, vocab_size: int) -> ReadOutHistory:
   """The value before the first loop."""
   logits = jnp.zeros((batch, vocab_size if rule == "kl" else 0))
-  none = jnp.zeros(batch, jnp.int32)
-  return Seen(logits, none - 1, none)
+  zeros = jnp.zeros(batch, jnp.int32)
+  return ReadOutHistory(logits, zeros - 1, zeros)
 
 
 def read_out_evidence(
-  rule: str, seen: Seen, logits: Array, num_padding_tokens: int = 0
-) -> tuple[Array, Seen]:
+  rule: str, history: ReadOutHistory, logits: Array, num_padding_tokens: int = 0
+) -> tuple[Array, ReadOutHistory]:
   """The evidence of a rule of READ_OUT, compared with the threshold; f32 [B].
 
   Args:
     rule: "entropy": `relative_entropy`; "kl": `divergence`, infinite after the
       first loop; "stable": 1 over the number of consecutive loops with the same
       most likely token.
-    seen: the earlier read-outs.
+    history: the earlier read-outs.
     logits: f32 [B, V], after this loop.
     num_padding_tokens: number of ids at the end that only pad the vocabulary.
   """
   if rule == "entropy":
-    return relative_entropy(logits, num_padding_tokens), seen
+    return relative_entropy(logits, num_padding_tokens), history
   if rule == "kl":
-    change = divergence(logits, seen.logits)
-    first = seen.token < 0
-    seen = seen._replace(logits=logits, token=jnp.zeros_like(seen.token))
-    return jnp.where(first, jnp.inf, change), seen
+    change = divergence(logits, history.logits)
+    first = history.token < 0
+    history = history._replace(
+      logits=logits, token=jnp.zeros_like(history.token)
+    )
+    return jnp.where(first, jnp.inf, change), history
   assert rule == "stable", rule
   token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-  times = jnp.where(token == seen.token, seen.times + 1, 1)
+  times = jnp.where(token == history.token, history.times + 1, 1)
   # Slightly less: 1 - 0.8 in float32 must not be below a fifth.
-  return (1 - 1e-6) / times, seen._replace(token=token, times=times)
+  return (1 - 1e-6) / times, history._replace(token=token, times=times)
 
 
 def divergence(new: Array, old: Array) -> Array:

@@ -21,7 +21,7 @@ from loopjax.types import Array, Precision
 
 _STEP = 0.5 * math.log(5)  # Initial dt, for a decay of sqrt(1/5).
 _EPSILON = 1e-6
-_MOST = 80.0  # Maximum of A_log; exp overflows in float32 above.
+_MAX_A_LOG = 80.0  # Maximum of A_log; exp overflows in float32 above.
 
 
 class Linear(nnx.Module):
@@ -36,8 +36,8 @@ class Linear(nnx.Module):
     self.precision = precision
 
   def __call__(self, hidden: Array, injected: Array) -> Array:
-    both = jnp.concatenate([hidden, injected], axis=-1)
-    return self.adapter(both).astype(self.precision.accumulate)
+    concatenated = jnp.concatenate([hidden, injected], axis=-1)
+    return self.adapter(concatenated).astype(self.precision.accumulate)
 
   def radius(self) -> Array:
     """The spectral norm of the half of A that acts on h, f32; unbounded."""
@@ -73,7 +73,7 @@ class Diagonal(nnx.Module):
   def decay(self) -> Array:
     """exp(-dt A), f32 [D], the factors of the state."""
     step = jax.nn.softplus(self.dt_bias[...].astype(jnp.float32))
-    rate = jnp.minimum(self.A_log[...].astype(jnp.float32), _MOST)
+    rate = jnp.minimum(self.A_log[...].astype(jnp.float32), _MAX_A_LOG)
     return jnp.exp(-step * jnp.exp(rate))
 
   def radius(self) -> Array:
@@ -84,12 +84,12 @@ class Diagonal(nnx.Module):
     step = jax.nn.softplus(self.dt_bias[...].astype(jnp.float32))
     added = self.input_map(injected).astype(self.precision.accumulate)
     added = step.astype(added.dtype)[None, None] * added
-    kept = self.decay().astype(hidden.dtype)[None, None] * hidden
+    decayed = self.decay().astype(hidden.dtype)[None, None] * hidden
     if self.orthogonal:
-      along = jnp.sum(kept * added, axis=-1, keepdims=True)
-      length = jnp.sum(added * added, axis=-1, keepdims=True)
-      kept = kept - added * along / (length + _EPSILON)
-    return kept + added
+      dot = jnp.sum(decayed * added, axis=-1, keepdims=True)
+      squared_norm = jnp.sum(added * added, axis=-1, keepdims=True)
+      decayed = decayed - added * dot / (squared_norm + _EPSILON)
+    return decayed + added
 
 
 def _add(hidden: Array, injected: Array) -> Array:

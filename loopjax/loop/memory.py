@@ -84,7 +84,7 @@ class GatedRead(nnx.Module):
       (the vector to add to h, f32 [B, T, D]; g, f32 [B, T, D] or [B, T, 1]; the
       attention over slots, f32 [B, T, M]).
     """
-    compute, wide = self.precision.compute, self.precision.accumulate
+    compute, accumulate = self.precision.compute, self.precision.accumulate
     query = self.query_norm(h).astype(compute)
     keys, values = (
       sharding.gather_parameter(x[...]) for x in (bank.keys, bank.values)
@@ -106,7 +106,7 @@ class GatedRead(nnx.Module):
     # Added to the product's rows: compilers then fuse it.
     logits = logits + self.gate.bias[...][None]
     gate = jax.nn.sigmoid(logits).reshape(*h.shape[:-1], -1)  # (8)
-    added = gate * self.output(retrieved).astype(wide)  # (9)
+    added = gate * self.output(retrieved).astype(accumulate)  # (9)
     return added, gate, weights
 
 

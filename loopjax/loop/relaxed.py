@@ -33,8 +33,8 @@ class Differences(nnx.Module):
   def __init__(
     self, layers: Mapping[str, Any], num_loops: int, rank: int, key: Array
   ):
-    for number, (name, leaf) in enumerate(sorted(layers.items())):
-      leaf_key = jax.random.fold_in(key, number)
+    for index, (name, leaf) in enumerate(sorted(layers.items())):
+      leaf_key = jax.random.fold_in(key, index)
       if isinstance(leaf, Mapping):
         setattr(self, name, Differences(leaf, num_loops, rank, leaf_key))
       elif name == _MATRIX:
@@ -53,20 +53,22 @@ class Pair(nnx.Module):
     self.A, self.B = nnx.Param(pair["A"]), nnx.Param(pair["B"])
 
 
-def of_loop(layers: Any, differences: Differences, k: Array | int) -> Any:
+def layers_of_loop(
+  layers: Any, differences: Differences, k: Array | int
+) -> Any:
   """The layers of loop k, i32 scalar below K, with their differences."""
   graphdef, state = nnx.split(layers)
   added = nnx.to_pure_dict(nnx.state(differences))
-  here = jax.tree.map(lambda x: x[k], added)
-  return nnx.merge(graphdef, _sum(nnx.to_pure_dict(state), here))
+  loop_added = jax.tree.map(lambda x: x[k], added)
+  return nnx.merge(graphdef, _sum(nnx.to_pure_dict(state), loop_added))
 
 
 def _sum(shared: Any, added: Any) -> Any:
   if isinstance(shared, Mapping):
     return {name: _sum(x, added[name]) for name, x in shared.items()}
   if isinstance(added, Mapping):
-    whole = linear.dense(shared)  # It may be quantised.
-    return whole + lora.product(added).astype(whole.dtype)
+    dense = linear.dense(shared)  # It may be quantised.
+    return dense + lora.product(added).astype(dense.dtype)
   return shared + added
 
 
@@ -92,12 +94,12 @@ def _differences(blocks: Any, shared: Any, rank: int, name: str = "") -> Any:
       name: _differences(blocks[name], x, rank, name)
       for name, x in shared.items()
     }
-  lacks = blocks - shared[None]
+  residuals = blocks - shared[None]
   if name != _MATRIX:
-    return lacks
-  left, sizes, right = jnp.linalg.svd(lacks, full_matrices=False)
-  root = jnp.sqrt(sizes[..., :rank])
+    return residuals
+  u, s, vt = jnp.linalg.svd(residuals, full_matrices=False)
+  root = jnp.sqrt(s[..., :rank])
   return {
-    "A": left[..., :rank] * root[..., None, :],
-    "B": root[..., None] * right[..., :rank, :],
+    "A": u[..., :rank] * root[..., None, :],
+    "B": root[..., None] * vt[..., :rank, :],
   }

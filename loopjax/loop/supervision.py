@@ -77,20 +77,24 @@ def refilled(
 
 
 def halts(
-  wants: Array, steps: Array, max_steps: int, exploration: float, keys: Array
+  wants_to_halt: Array,
+  steps: Array,
+  max_steps: int,
+  exploration: float,
+  keys: Array,
 ) -> Array:
   """Which rows stop working on their example.
 
-  A row stops when its `wants` is true, at the latest after `max_steps`
+  A row stops when `wants_to_halt` is true, at the latest after `max_steps`
   segments. With probability `exploration`, it must also have run at least U{2
   .. max_steps} segments, which shows the halting head the effect of further
   segments.
 
   Args:
-    wants: bool [B].
+    wants_to_halt: bool [B].
     steps: segments run, this one included, i32 [B].
     max_steps: N_sup.
-    exploration: probability, drawn anew at every step.
+    exploration: probability of exploration, drawn at every step.
     keys: random keys, [B].
 
   Returns:
@@ -102,6 +106,6 @@ def halts(
     explores = jax.random.uniform(explore_key) < exploration
     return explores, jax.random.randint(least_key, (), 2, max_steps + 1)
 
-  explores, least = jax.vmap(draw)(keys)
-  allowed = ~explores | (steps >= least)
-  return (steps >= max_steps) | (wants & allowed)
+  explores, min_steps = jax.vmap(draw)(keys)
+  allowed = ~explores | (steps >= min_steps)
+  return (steps >= max_steps) | (wants_to_halt & allowed)

@@ -43,8 +43,8 @@ def split(inputs: Array, length: int, num_last: int) -> tuple[Array, Array]:
   """
   num_tokens = inputs.shape[1]
   num_last = num_last or (num_tokens - 1) % length + 1
-  num_windows, rest = divmod(num_tokens - num_last, length)
-  assert rest == 0 and num_windows >= 0, (inputs.shape, length, num_last)
+  num_windows, remainder = divmod(num_tokens - num_last, length)
+  assert remainder == 0 and num_windows >= 0, (inputs.shape, length, num_last)
   read, last = jnp.split(inputs, [num_windows * length], axis=1)
   windows = read.reshape(len(inputs), num_windows, length, *read.shape[2:])
   return jnp.swapaxes(windows, 0, 1), last

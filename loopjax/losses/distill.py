@@ -221,8 +221,8 @@ def _forward(student, teacher, options):
   from_teacher, from_student = jax.lax.fori_loop(
     0, options.num_chunks, step, (zeros, zeros)
   )
-  kept = student, teacher, normalisers, from_student
-  return from_teacher + from_student, kept
+  residuals = student, teacher, normalisers, from_student
+  return from_teacher + from_student, residuals
 
 
 def _backward(options, residuals, cotangent):
@@ -234,12 +234,12 @@ def _backward(options, residuals, cotangent):
     d_hidden, d_folded = carry
     log_s = _log_probabilities(student, normalisers[0], chunk, options)
     log_t = _log_probabilities(teacher, normalisers[1], chunk, options)
-    chance = jnp.exp(log_s)
+    student_probability = jnp.exp(log_s)
     if options.beta == 0:
-      d_logits = chance - jnp.exp(log_t)
+      d_logits = student_probability - jnp.exp(log_t)
     else:
       _, part = _shares(log_s, log_t, options.beta)
-      d_logits = part - chance * from_student[..., None]
+      d_logits = part - student_probability * from_student[..., None]
     d_logits = (scale * d_logits).astype(hidden.dtype)
     rows = vocabulary.rows(folded, chunk)
     d_hidden += product("...v,vd->...d", d_logits, rows)

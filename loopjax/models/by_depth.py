@@ -23,22 +23,22 @@ class Progress(NamedTuple):
   Attributes:
     hidden: the state after the loops so far, [B, 1, D].
     state: the number of loops so far, and the gate's log-probability.
-    seen: earlier read-outs, if the exit rule compares them.
-    own: a family's other state between loops, [B, ...]; None for none.
+    history: earlier read-outs, if the exit rule compares them.
+    extra: a family's other state between loops, [B, ...]; None for none.
   """
 
   hidden: Any
   state: exits.ExitState
-  seen: exits.Seen
-  own: Any = None
+  history: exits.ReadOutHistory
+  extra: Any = None
 
 
 def between_tokens(model: Any, batch: int, rule: str) -> Progress:
   """The progress of B rows between two tokens."""
   first = model.token_embedding(jnp.zeros((batch, 1), jnp.int32))
-  nothing = exits.nothing_seen(rule, batch, model.spec.vocab_size)
+  history = exits.no_read_outs(rule, batch, model.spec.vocab_size)
   state = exits.start(jnp.zeros(batch, bool))
-  return jax.tree.map(jnp.zeros_like, Progress(first, state, nothing))
+  return jax.tree.map(jnp.zeros_like, Progress(first, state, history))
 
 
 def advance(
@@ -92,30 +92,30 @@ def run_one(
   Args:
     model, exit_policy, step, start, reads: as in `exiting.run`; the loop's
       index is i32 [B].
-    progress: of the rows.
+    progress: the rows' progress.
 
   Returns:
     (hidden states [B, 1, D]; `cached`; the number of loops of each row that has
-    exited, 0 for the others, i32 [B]; the progress, with `own` unchanged).
+    exited, 0 for the others, i32 [B]; the progress, with `extra` unchanged).
   """
   first, cached = start
-  nothing = exits.nothing_seen(
+  history = exits.no_read_outs(
     exit_policy.rule, len(reads), model.spec.vocab_size
   )
-  begun = progress.state.loops > 0
-  hidden, state, seen = driver.tree_where(
-    begun,
-    (progress.hidden, progress.state, progress.seen),
-    (first, exits.start(reads), nothing),
+  in_progress = progress.state.loops > 0
+  hidden, state, history = driver.tree_where(
+    in_progress,
+    (progress.hidden, progress.state, progress.history),
+    (first, exits.start(reads), history),
   )
   state = state._replace(live=reads)
-  carry = hidden, hidden, cached, state, seen
-  _, hidden, cached, state, seen = exiting.one_loop(
+  carry = hidden, hidden, cached, state, history
+  _, hidden, cached, state, history = exiting.one_loop(
     model, exit_policy, exit_policy.rule, step, None, carry, state.loops
   )
   loops = jnp.where(reads & ~state.live, state.loops, 0)
   state = state._replace(loops=jnp.where(state.live, state.loops, 0))
-  after = progress._replace(hidden=hidden, state=state, seen=seen)
+  after = progress._replace(hidden=hidden, state=state, history=history)
   # Rows that read nothing may be within a token.
   return hidden, cached, loops, driver.tree_where(reads, after, progress)
 

@@ -160,9 +160,9 @@ class Model(nnx.Module):
         "hidden_norm": norm.mean_norm(hidden),
         "gate_mean": jnp.mean(gate),
       }
-      shown: dict[str, Any] = {"hidden": hidden, "mixed": mixed, "gate": gate}
+      states: dict[str, Any] = {"hidden": hidden, "mixed": mixed, "gate": gate}
       return every_loop.record(
-        self, trace, stats, before=before, targets=targets, **shown
+        self, trace, stats, before=before, targets=targets, **states
       )
 
     def step(
@@ -171,8 +171,8 @@ class Model(nnx.Module):
       hidden, cache = self.transform(call, carry, k)  # H^{k+1}
       decoded = self.readout_input(hidden)
       mixed, gate = self.channel(hidden, decoded, table)  # H~^{k+1}
-      passed_on = mixed if edit is None else edit(mixed, k)
-      return (passed_on, cache), record(carry[0], hidden, mixed, gate)
+      next_input = mixed if edit is None else edit(mixed, k)
+      return (next_input, cache), record(carry[0], hidden, mixed, gate)
 
     carry, records, steps_run = driver.run_loop(
       step,

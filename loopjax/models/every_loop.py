@@ -85,8 +85,8 @@ def measured(
     "loss", cross-entropy of the targets, f32 [B, T], nats; "prediction", i32
     [B, T]; and the statistics of `state`.
   """
-  table, how = model.readout_table(), token_losses.readout_options(model)
-  tokens = token_losses.read_out(hidden, table, targets, **how)
+  table, options = model.readout_table(), token_losses.readout_options(model)
+  tokens = token_losses.read_out(hidden, table, targets, **options)
   scores = {"loss": tokens.losses, "prediction": tokens.predicted}
   return {**scores, **state(before, after)}
 
@@ -101,10 +101,10 @@ def state(before: Array, after: Array) -> dict[str, Array]:
   """
   before, after = (x.astype(jnp.float32) for x in (before, after))
   change = jnp.linalg.norm(after - before, axis=-1)
-  size = jnp.linalg.norm(after, axis=-1)
-  middle = jnp.mean(after, axis=1, keepdims=True)
-  along = jnp.sum(after * middle, axis=-1)
-  far = size * jnp.linalg.norm(middle, axis=-1)
-  values = size, change / (size + _EPSILON), along / (far + _EPSILON)
+  norm = jnp.linalg.norm(after, axis=-1)
+  mean = jnp.mean(after, axis=1, keepdims=True)
+  dot = jnp.sum(after * mean, axis=-1)
+  norms = norm * jnp.linalg.norm(mean, axis=-1)
+  values = norm, change / (norm + _EPSILON), dot / (norms + _EPSILON)
   means = (jnp.mean(x, axis=1) for x in values)
   return dict(zip(STATE, means, strict=True))

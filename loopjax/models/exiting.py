@@ -83,7 +83,7 @@ def read(
 ) -> tuple[Output, Cache]:
   """`Reading.read` with early exits; without them if there is no policy.
 
-  In a model with `between`, it computes the input of each loop after the first
+  `between`, if there is one, computes the input of each loop after the first
   from the state after the previous loop and that loop's input, [B, S, D].
 
   With a policy, `resumed` continues where an earlier call with these tokens and
@@ -101,28 +101,28 @@ def read(
   call = causal.begin(
     model, tokens, num_loops, "scan", cache=cache, valid=valid
   )
-  metadata, nowhere = call.metadata, cache.capacity
+  metadata, out_of_range = call.metadata, cache.capacity
 
   def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
-    cache, entered = cached
+    cache, loop_input = cached
     # Rows that have exited write nothing: later loops may share their keys.
-    places = jnp.where(live[:, None], metadata.places, nowhere)
-    here = call._replace(metadata=metadata._replace(places=places))
+    places = jnp.where(live[:, None], metadata.places, out_of_range)
+    live_call = call._replace(metadata=metadata._replace(places=places))
     if between is not None:
-      entered = hidden = jax.lax.cond(
-        k > 0, between, lambda _, first: first, hidden, entered
+      loop_input = hidden = jax.lax.cond(
+        k > 0, between, lambda _, first: first, hidden, loop_input
       )
-    hidden, cache = model.transform(here, (hidden, cache), k)
-    return hidden, (cache, entered)
+    hidden, cache = model.transform(live_call, (hidden, cache), k)
+    return hidden, (cache, loop_input)
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
   reads = jnp.any(valid, axis=1)
-  begun = resumed.num_loops if resumed else 0
+  num_done = resumed.num_loops if resumed else 0
   first = model.embed(tokens, None)
   start = resumed.state if resumed else first
   cached = cache, first if between else None
   hidden, (cache, _), loops = run(
-    model, exit_policy, rule, step, (start, cached), reads, num_loops, begun
+    model, exit_policy, rule, step, (start, cached), reads, num_loops, num_done
   )
   return finish(
     model, exit_policy, rule, num_loops, hidden, loops, cache, metadata
@@ -149,14 +149,14 @@ def finish(
     hidden: the rows' last states, [B, S, D].
     loops: i32 [B], number of loops that each row ran.
     cache: the cache that was written to.
-    metadata: of the call. Rows whose positions are out of range have not
-      exited.
+    metadata: the call's metadata. Rows whose positions are out of range have
+      not exited.
   """
   if exit_policy.skips(rule):
-    own = None
+    key_values = None
     if exit_policy.kept == "state":
-      own = stack.keys_and_values(model.layers, hidden, metadata)
-    cache = cache.with_skipped(num_loops, loops, metadata.places, own)
+      key_values = stack.keys_and_values(model.layers, hidden, metadata)
+    cache = cache.with_skipped(num_loops, loops, metadata.places, key_values)
   output = Output(
     logits=model.logits(hidden),
     losses={},
@@ -176,7 +176,7 @@ def run(
   start: tuple[Array, Any],
   reads: Array,
   num_loops: int,
-  begun: Array | int = 0,
+  num_done: Array | int = 0,
   read_out: ReadOut | None = None,
 ) -> tuple[Array, Any, Array]:
   """Runs loops until all rows have exited.
@@ -191,7 +191,7 @@ def run(
     start: (hidden, cached) before the first loop. `cached` is any pytree.
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.
-    begun: m < K, number of loops that already ran; 0 if all are computed.
+    num_done: m < K, number of loops that already ran; 0 if all are computed.
     read_out: (hidden [B, S, D] after a loop, cached, live) -> (logits of the
       last token [B, V], cached); called in every loop if `rule` needs it. The
       model's `logits` if None.
@@ -202,16 +202,16 @@ def run(
   """
 
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
-    one = model, exit_policy, rule, step, read_out
-    return one_loop(*one, carry, k + begun), None
+    k = k + num_done
+    return one_loop(model, exit_policy, rule, step, read_out, carry, k), None
 
   hidden, cached = start
-  nothing = exits.nothing_seen(rule, len(hidden), model.spec.vocab_size)
+  history = exits.no_read_outs(rule, len(hidden), model.spec.vocab_size)
   first = exits.start(reads)
-  first = first._replace(loops=first.loops + begun)
+  first = first._replace(loops=first.loops + num_done)
   (_, hidden, cached, state, _), _, _ = driver.run_loop(
     loop,
-    (hidden, hidden, cached, first, nothing),
+    (hidden, hidden, cached, first, history),
     num_loops,
     kind="scan" if exit_policy.kept == "computed" else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
@@ -233,25 +233,25 @@ def one_loop(
   Args:
     model, exit_policy, rule, step, read_out: as in `run`.
     carry: (hidden states of the next loop, final hidden states, `cached`,
-      ExitState, Seen).
+      ExitState, ReadOutHistory).
     k: index of the loop.
   """
   computed = exit_policy.kept == "computed"
-  hidden, chosen, cached, state, seen = carry
+  hidden, final, cached, state, history = carry
   live = state.live
   new, cached = step(hidden, cached, k, live | computed)
-  chosen = jnp.where(live[:, None, None], new, chosen)
+  final = jnp.where(live[:, None, None], new, final)
   evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
   if rule in exits.READ_OUT:
     if read_out is None:
       logits = model.logits(new[:, -1])
     else:
       logits, cached = read_out(new, cached, live | computed)
-    evidence, seen = exits.read_out_evidence(
-      rule, seen, logits, model.spec.num_padding_tokens
+    evidence, history = exits.read_out_evidence(
+      rule, history, logits, model.spec.num_padding_tokens
     )
   state = exits.after_loop(exit_policy, rule, state, evidence)
-  return new if computed else chosen, chosen, cached, state, seen
+  return new if computed else final, final, cached, state, history
 
 
 def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:

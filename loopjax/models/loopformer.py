@@ -40,7 +40,7 @@ from loopjax.types import (
 
 TRACES = ("hidden", "prediction", "confidence")
 NUM_SINUSOIDS = 256
-_SHORT = 2**31 - 1  # What random keys are folded with, unlike the model's.
+_SHORT = 2**31 - 1  # Folded into random keys; the model uses other numbers.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +99,13 @@ def short_trajectory(key: Array, num_loops: int) -> Array:
   """
   num_steps = jax.random.randint(key, (), 1, num_loops)
 
-  def draw(rest: Array, index: Array) -> tuple[Array, Array]:
+  def draw(remaining: Array, index: Array) -> tuple[Array, Array]:
     later = num_steps - 1 - index  # Negative after the last step.
     drawn = jax.random.randint(
-      jax.random.fold_in(key, index), (), 1, rest - later + 1
+      jax.random.fold_in(key, index), (), 1, remaining - later + 1
     )
-    size = jnp.where(later > 0, drawn, rest)
-    return rest - size, size
+    size = jnp.where(later > 0, drawn, remaining)
+    return remaining - size, size
 
   indices = jnp.arange(num_loops - 1)
   _, sizes = jax.lax.scan(draw, jnp.asarray(num_loops), indices)
@@ -143,7 +143,7 @@ class Block(nnx.Module):
   ):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     width, self.dropout = shape.width, shape.dropout
-    self.epsilon = epsilon  # Of its norms, which have no gain.
+    self.epsilon = epsilon  # Of the norms without a gain.
     self.attention = attention.Attention(shape, kernels=kernels, **shared)
     self.mlp = block_lib.make_mlp(shape, **shared)
     # A start at 0, where every block is the identity, would leave attention and
@@ -309,8 +309,8 @@ def loss(
     step_sizes=sizes,
   )
   short_loss, _ = token_losses.output_loss(model, short, batch)
-  apart = jax.lax.stop_gradient(long.hidden) - short.hidden
-  consistency = token_losses.batch_mean(jnp.mean(apart**2, axis=-1), batch)
+  difference = jax.lax.stop_gradient(long.hidden) - short.hidden
+  consistency = token_losses.batch_mean(jnp.mean(difference**2, axis=-1), batch)
   total = (
     long_loss
     + config.short_weight * short_loss

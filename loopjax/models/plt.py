@@ -157,10 +157,10 @@ class Model(nnx.Module):
 
     if documents is not None:
       # Gates depend on positions, not only on their differences.
-      places = _places(documents)[..., None]
+      positions = _places(documents)[..., None]
       width = self.config.block_shape().head_width
-      turns = self.config.rope_base, self.config.rope_scaling
-      tables = rope.rope_tables(places, width, *turns)
+      rotation = self.config.rope_base, self.config.rope_scaling
+      tables = rope.rope_tables(positions, width, *rotation)
       call = call._replace(metadata=call.metadata._replace(tables=tables))
 
     def record(before: Array, hidden: Array) -> every_loop.Record:
@@ -169,18 +169,20 @@ class Model(nnx.Module):
         self, trace, stats, before=before, targets=targets, hidden=hidden
       )
 
-    def later(hidden: Array, k: Array) -> tuple[Array, Any]:
-      after, own = self._later_loop(call, cache, hidden, first, k + 1)
-      return after, (record(hidden, after), own)
+    def later_loop(hidden: Array, k: Array) -> tuple[Array, Any]:
+      after, key_values = self._later_loop(call, cache, hidden, first, k + 1)
+      return after, (record(hidden, after), key_values)
 
     embedded, recent = self.embed(inputs, keys), None
     hidden, cache, first = self._first_loop(call, cache, embedded)
     records = jax.tree.map(lambda x: x[None], record(embedded, hidden))
     if call.num_loops > 1:
-      hidden, (more, recent), _ = driver.run_loop(
-        later, hidden, call.num_loops - 1, kind=call.kind
+      hidden, (later_records, recent), _ = driver.run_loop(
+        later_loop, hidden, call.num_loops - 1, kind=call.kind
       )
-      records = jax.tree.map(lambda *x: jnp.concatenate(x), records, more)
+      records = jax.tree.map(
+        lambda *x: jnp.concatenate(x), records, later_records
+      )
     hidden = fast_weights.unpack(hidden, packing)
     output = causal.output(self, call, (hidden, None), records, call.num_loops)
     if cache is None:
@@ -196,18 +198,20 @@ class Model(nnx.Module):
     """
     metadata = call.metadata
 
-    def step(carry: Any, of_layer: Any) -> tuple[Any, KeyValues | None]:
+    def step(carry: Any, layer_inputs: Any) -> tuple[Any, KeyValues | None]:
       x, cache = carry
-      layer, keys, index = of_layer
-      query, own = _projected(layer, x, metadata)
+      layer, keys, index = layer_inputs
+      query, key_values = _projected(layer, x, metadata)
       if cache is not None:
-        cache = cache.write_first(index, own, metadata.places)
-      mixed = self._to_first(query, metadata, cache, index, own)
+        cache = cache.write_first(index, key_values, metadata.places)
+      mixed = self._to_first(query, metadata, cache, index, key_values)
       x = layer.add(x, layer.attention.merged(mixed), keys)
-      return (x, cache), own if cache is None else None
+      return (x, cache), key_values if cache is None else None
 
-    (hidden, cache), own = self._through(step, call, (hidden, cache), 0)
-    return self._ended(hidden), cache, own
+    (hidden, cache), key_values = self._run_layers(
+      step, call, (hidden, cache), 0
+    )
+    return self._normed(hidden), cache, key_values
 
   def _later_loop(
     self,
@@ -225,27 +229,31 @@ class Model(nnx.Module):
     metadata, window = call.metadata, self.config.window
     first_slot = (loop - 1) * self.config.num_layers
     if cache is not None:
-      near = cache.visible_recent(metadata.places)
-      kept = jnp.maximum(cache.last_tokens(metadata.places), 0)
-      kept = kept[:, :, None, None]
+      visible = cache.visible_recent(metadata.places)
+      last_tokens = jnp.maximum(cache.last_tokens(metadata.places), 0)
+      last_tokens = last_tokens[:, :, None, None]
 
-    def step(x: Array, of_layer: Any) -> tuple[Array, KeyValues | None]:
-      layer, keys, index, gates, shared = of_layer
-      query, own = _projected(layer, x, metadata)
-      recent = [_own(own, metadata.documents, reach=window)]
+    def step(x: Array, layer_inputs: Any) -> tuple[Array, KeyValues | None]:
+      layer, keys, index, gates, shared = layer_inputs
+      query, key_values = _projected(layer, x, metadata)
+      recent = [_causal_part(key_values, metadata.documents, reach=window)]
       if cache is not None:
-        recent += [cache.read_recent(first_slot + index, near)]
+        recent += [cache.read_recent(first_slot + index, visible)]
       share = gates(query)
       mixed = share * self._to_first(query, metadata, cache, index, shared)
       mixed += (1 - share) * self._attend(query, *recent)
       x = layer.add(x, layer.attention.merged(mixed), keys)
       if cache is None:
         return x, None
-      return x, KeyValues(*(jnp.take_along_axis(y, kept, axis=1) for y in own))
+      return x, KeyValues(
+        *(jnp.take_along_axis(y, last_tokens, axis=1) for y in key_values)
+      )
 
-    more = self.window_gates, first
-    hidden, kept_own = self._through(step, call, hidden, loop, *more)
-    return self._ended(hidden), kept_own
+    extra = self.window_gates, first
+    hidden, window_key_values = self._run_layers(
+      step, call, hidden, loop, *extra
+    )
+    return self._normed(hidden), window_key_values
 
   def _to_first(
     self,
@@ -253,12 +261,12 @@ class Model(nnx.Module):
     metadata: attention.Metadata,
     cache: Any,
     layer: Array,
-    own: KeyValues | None,
+    key_values: KeyValues | None,
   ) -> Array:
     """Attention to the first loop's keys and values of all earlier tokens."""
     if cache is None:
-      assert own is not None
-      return self._attend(query, _own(own, metadata.documents))
+      assert key_values is not None
+      return self._attend(query, _causal_part(key_values, metadata.documents))
     assert metadata.visible is not None
     mixed = dot_product.attend_by_head(
       query, *cache.first.read(layer), visible=metadata.visible
@@ -269,30 +277,30 @@ class Model(nnx.Module):
     kernel = KERNELS[self.options.kernels].attention
     return attend_to(query, *parts, implementation=kernel).astype(jnp.float32)
 
-  def _through(
-    self, step: Any, call: causal.Call, carry: Any, loop: Any, *more: Any
+  def _run_layers(
+    self, step: Any, call: causal.Call, carry: Any, loop: Any, *extra: Any
   ) -> tuple[Any, Any]:
-    """Applies `step` to every layer, its random keys, its index, and `more`."""
+    """Applies `step` to every layer, its random keys, index, and `extra`."""
     if isinstance(self.layers, nnx.List):  # See `stack.unstacked`.
       records = []
       for index, layer in enumerate(self.layers):
-        of_layer = jax.tree.map(operator.itemgetter(index), more)
-        carry, record = step(carry, (layer, None, index, *of_layer))
+        layer_inputs = jax.tree.map(operator.itemgetter(index), extra)
+        carry, record = step(carry, (layer, None, index, *layer_inputs))
         records.append(record)
       return carry, jax.tree.map(lambda *x: jnp.stack(x), *records)
     indices, keys = jnp.arange(self.config.num_layers), None
     if call.keys is not None:
-      of_loop = fold_in(call.keys, loop + 1)
-      keys = jax.vmap(fold_in, (None, 0))(of_loop, indices)
+      loop_keys = fold_in(call.keys, loop + 1)
+      keys = jax.vmap(fold_in, (None, 0))(loop_keys, indices)
     return remat_lib.scan(
       step,
       carry,
-      (self.layers, keys, indices, *more),
+      (self.layers, keys, indices, *extra),
       unroll=call.kind == "unroll",
       remat=self.options.remat,
     )
 
-  def _ended(self, hidden: Array) -> Array:
+  def _normed(self, hidden: Array) -> Array:
     """The state after a loop's last layer, after the norm if "per_loop"."""
     ends_in_norm = self.config.loop_norm == "per_loop"
     return self.final_norm(hidden) if ends_in_norm else hidden
@@ -310,18 +318,20 @@ def _projected(
   layer: Any, x: Array, metadata: attention.Metadata
 ) -> tuple[Array, KeyValues]:
   """The rotated queries, and the keys and values, of a layer's input."""
-  query, *own = layer.attention.rotated(
+  query, *key_values = layer.attention.rotated(
     layer.attention_norm(x), metadata.tables
   )
-  return query, KeyValues(*own)
+  return query, KeyValues(*key_values)
 
 
-def _own(
-  own: KeyValues, documents: Array | None, reach: int | None = None
+def _causal_part(
+  key_values: KeyValues, documents: Array | None, reach: int | None = None
 ) -> Part:
   """The tokens' own keys and values, to which earlier ones do not attend."""
   pair = None if documents is None else (documents, documents)
-  return Part(own.key, own.value, first=0, reach=reach, documents=pair)
+  return Part(
+    key_values.key, key_values.value, first=0, reach=reach, documents=pair
+  )
 
 
 def untrained(config: Config) -> str:
@@ -363,11 +373,11 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   first = config.num_layers * block.flops(shape, tokens)
   queries = tokens * shape.num_heads * shape.head_width
   # Logits and weighted sum of the second attention, and the gates.
-  more = config.num_layers * 2 * queries * (2 * tokens + 1)
+  window = config.num_layers * 2 * queries * (2 * tokens + 1)
   head = 2 * tokens * config.width * spec.vocab_size
   return {
     "flops_per_example": [
-      head + first * (loop + 1) + more * loop for loop in range(num_loops)
+      head + first * (loop + 1) + window * loop for loop in range(num_loops)
     ]
   }
 

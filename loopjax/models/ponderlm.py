@@ -131,9 +131,9 @@ class Model(nnx.Module):
       before: Array, hidden: Array, embedding: Array
     ) -> every_loop.Record:
       stats = {"embedding_norm": norm.mean_norm(embedding)}
-      shown: dict[str, Any] = {"hidden": hidden, "mixed": embedding}
+      states: dict[str, Any] = {"hidden": hidden, "mixed": embedding}
       return every_loop.record(
-        self, trace, stats, before=before, targets=targets, **shown
+        self, trace, stats, before=before, targets=targets, **states
       )
 
     def step(

@@ -54,7 +54,7 @@ def read(
   All loops run, even if all tokens have halted: later tokens attend to the keys
   and values of every loop.
   """
-  kind = "unroll" if cache.apart else "scan"
+  kind = "unroll" if cache.is_unstacked else "scan"
   output = model(
     tokens, num_loops=num_loops, kind=kind, cache=cache, valid=valid
   )

@@ -1,4 +1,4 @@
-"""What a model has of the trained one that it is made from.
+"""The settings that a model takes from the trained one that it starts from.
 
 Imported transformers and LoopLMs are models of the family `looped`; with one
 loop it is a transformer.
@@ -10,25 +10,25 @@ from typing import Any
 from loopjax.errors import UserError
 from loopjax.models import looped
 
-# They change the loss only, and are chosen anew.
+# Settings of the loss, which are not taken.
 _OF_TRAINING = ("dropout", "entropy_weight")
 
 
-def check(theirs: Any, config_type: type) -> None:
+def check(source: Any, config_type: type) -> None:
   """Raises UserError for a model whose computation a family does not have.
 
   Args:
-    theirs: the config of the trained model.
+    source: the config of the trained model.
     config_type: the family's `Config`.
   """
-  if not isinstance(theirs, looped.Config):
+  if not isinstance(source, looped.Config):
     raise UserError("its model is not of the family 'looped'")
   names = {field.name for field in dataclasses.fields(config_type)}
-  for field in dataclasses.fields(theirs):
-    value = getattr(theirs, field.name)
+  for field in dataclasses.fields(source):
+    value = getattr(source, field.name)
     if field.name in names or field.name in _OF_TRAINING:
       continue
-    if field.name == "loop_norm" and theirs.num_loops == 1:
+    if field.name == "loop_norm" and source.num_loops == 1:
       continue  # Both are the norm before the read-out.
     if value != field.default:
       raise UserError(
@@ -37,27 +37,27 @@ def check(theirs: Any, config_type: type) -> None:
       )
 
 
-def settings(theirs: Any, config_type: type) -> dict[str, Any]:
-  """The settings that a model has of the trained one that it is made from.
+def settings(source: Any, config_type: type) -> dict[str, Any]:
+  """The settings that a model takes from the trained one it starts from.
 
-  A transformer says nothing about loops.
+  A transformer has none about loops.
 
   Args:
-    theirs: the config of the trained model.
+    source: the config of the trained model.
     config_type: the family's `Config`.
 
   Raises:
     UserError: as in `check`.
   """
-  check(theirs, config_type)
+  check(source, config_type)
   names = {field.name for field in dataclasses.fields(config_type)}
   values = {
     name: value
-    for name, value in dataclasses.asdict(theirs).items()
+    for name, value in dataclasses.asdict(source).items()
     if name in names and name not in _OF_TRAINING
   }
-  if theirs.num_loops == 1:
+  if source.num_loops == 1:
     for name in ("num_loops", "loop_norm"):
       values.pop(name, None)
-  values["exit_gate"] = "none" if theirs.exit_gate == "none" else "unused"
+  values["exit_gate"] = "none" if source.exit_gate == "none" else "unused"
   return values

@@ -49,7 +49,7 @@ class Config:
   Attributes:
     width: D.
     num_heads: H.
-    num_layers: of a network.
+    num_layers: number of layers of a network.
     mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
     num_loops: segments of supervision; the most in training.
     num_cycles: recursions of a segment.
@@ -189,7 +189,7 @@ def run(
 
 
 def _inner(kind: str) -> str:
-  """How the loops inside of a segment run: none of them ends early."""
+  """How the loops in a segment are executed: "while" as "scan"."""
   return "unroll" if kind == "unroll" else "scan"
 
 

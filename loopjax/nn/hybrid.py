@@ -185,17 +185,17 @@ def run_groups(
     tokens; statistics of every memory layer, [groups, layers, ...] by name).
   """
 
-  def attend(x: Array, of_layer: tuple[block.Block, KeyValues]):
-    layer, past = of_layer
+  def attend(x: Array, layer_inputs: tuple[block.Block, KeyValues]):
+    layer, past = layer_inputs
     return layer.attend_with_past(x, past, tables, reach, mask)
 
-  def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
-    layer, state = of_layer
+  def remember(x: Array, layer_inputs: tuple[MemoryBlock, fast_weights.State]):
+    layer, state = layer_inputs
     x, *outputs = layer(x, state, packing)
     return x, outputs
 
-  def step(x: Array, of_group: tuple[Groups, Memory]):
-    group, memory = of_group
+  def step(x: Array, group_inputs: tuple[Groups, Memory]):
+    group, memory = group_inputs
     x, past = _through(attend, x, (group.attention, memory.past), unroll)
     x, (state, stats) = _through(
       remember, x, (group.memory, memory.state), unroll
@@ -205,8 +205,12 @@ def run_groups(
   # Group by group: one scan would stack each group's residuals and read them
   # back. XLA removes a loop over a single group.
   is_alone = len(jax.tree.leaves(groups)[0]) == 1
-  again = remat_lib.rematerialised(step, remat, prevent_cse=unroll or is_alone)
-  x, (memory, stats) = jax.lax.scan(again, x, (groups, memory), unroll=unroll)
+  run_group = remat_lib.rematerialised(
+    step, remat, prevent_cse=unroll or is_alone
+  )
+  x, (memory, stats) = jax.lax.scan(
+    run_group, x, (groups, memory), unroll=unroll
+  )
   return x, memory, stats
 
 
@@ -246,17 +250,17 @@ def read_groups(
   if not num_groups:  # Nothing to trace.
     return x, cache, state
 
-  def attend(carry: Any, of_layer: tuple[block.Block, Array]):
+  def attend(carry: Any, layer_inputs: tuple[block.Block, Array]):
     x, cache = carry
-    layer, slot = of_layer
+    layer, slot = layer_inputs
     return layer(x, metadata, cache, slot), None
 
-  def remember(x: Array, of_layer: tuple[MemoryBlock, fast_weights.State]):
-    layer, state = of_layer
+  def remember(x: Array, layer_inputs: tuple[MemoryBlock, fast_weights.State]):
+    layer, state = layer_inputs
     return layer(x, state, packing)[:2]
 
-  def step(carry: Any, of_group: Any):
-    group, state, slots = of_group
+  def step(carry: Any, group_inputs: Any):
+    group, state, slots = group_inputs
     (x, cache), _ = jax.lax.scan(attend, carry, (group.attention, slots))
     x, state = jax.lax.scan(remember, x, (group.memory, state))
     return (x, cache), state

@@ -56,7 +56,7 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
       exceeds a dimension of a matrix.
   """
   base, trained, num_whole = {}, {}, 0
-  for number, (path, leaf) in enumerate(flat(params).items()):
+  for index, (path, leaf) in enumerate(flat(params).items()):
     name = "/".join(map(str, path))
     if how.frozen and re.search(how.frozen, name):
       base[path] = leaf
@@ -66,7 +66,7 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
       base[path] = leaf
       if path[-1] in _MATRICES and re.search(how.targets, name):
         _check_rank(leaf, how.rank, name)
-        pair_key = jax.random.fold_in(key, number)
+        pair_key = jax.random.fold_in(key, index)
         pair = first_pair(leaf.shape, leaf.dtype, how.rank, pair_key)
         trained |= {(*path, part): x for part, x in pair.items()}
   if how.whole and not num_whole:
@@ -91,7 +91,7 @@ def first_pair(
   """A [..., inputs, rank], normal, variance 1 / inputs, and B, which is 0.
 
   Args:
-    shape: [..., inputs, outputs], of the matrices to which A B is added.
+    shape: shape of the matrices to which A B is added, [..., inputs, outputs].
     dtype: of A and B.
     rank: r.
     key: random key.
@@ -139,18 +139,18 @@ def merge(base: Any, trained: Any, alpha: float) -> Any:
 
 
 def joined(base: Any, others: Any) -> Any:
-  """The parameters of both, of `others` where both have one."""
+  """The union of both; where both have a parameter, it is from `others`."""
   return nested({**flat(base), **flat(others)}) if base else others
 
 
 def rest(base: Any, others: Any) -> Any:
-  """The parameters of `base` at whose paths `others` has none."""
+  """The parameters of `base` whose paths are not in `others`."""
   excluded = flat(others)
   return nested({p: x for p, x in flat(base).items() if p not in excluded})
 
 
 def replaced(tree: Any, params: Any) -> Any:
-  """A tree of `split` with the values that `params` has; pairs stay."""
+  """A tree from `split` with the values of `params`; pairs are unchanged."""
   values = flat(params)
   return nested({p: values.get(p, x) for p, x in flat(tree).items()})
 

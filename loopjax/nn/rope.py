@@ -74,9 +74,9 @@ def check_scaling(scaling: Sequence[float]) -> None:
 def _scaled(frequency: Array, scaling: Scaling) -> Array:
   """Frequencies of "rope_type": "llama3", in radians per token."""
   turns = scaling.length * frequency / (2 * jnp.pi)
-  kept = (turns - scaling.low) / (scaling.high - scaling.low)
-  kept = jnp.clip(kept, 0.0, 1.0)
-  return frequency * (kept + (1 - kept) / scaling.factor)
+  smooth = (turns - scaling.low) / (scaling.high - scaling.low)
+  smooth = jnp.clip(smooth, 0.0, 1.0)
+  return frequency * (smooth + (1 - smooth) / scaling.factor)
 
 
 def rope_tables(

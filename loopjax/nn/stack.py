@@ -24,10 +24,10 @@ from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, Array, Precision
 
-# The RMS norms of a block: "pre": of the inputs of attention and MLP; "branch":
-# also of their outputs (Ouro, arXiv 2510.25741); "sum": also of the sums of the
-# residual stream and their outputs (Huginn, arXiv 2502.05171), which bounds the
-# state.
+# Where a block has RMS norms. "pre": on the inputs of attention and MLP;
+# "branch": also on their outputs (Ouro, arXiv 2510.25741); "sum": on their
+# inputs, and on the residual stream after each addition (Huginn, arXiv
+# 2502.05171), which bounds the state.
 INNER_NORMS = ("pre", "branch")  # The residual stream itself has none.
 NORM_ORDERS = (*INNER_NORMS, "sum")
 
@@ -190,8 +190,8 @@ def run_layers(
     keys_LxB = jax.vmap(fold_in, (None, 0))(keys, indices)
   slots = None if cache is None else jnp.add.outer(indices, first_slot)
 
-  def step(carry: Any, of_layer: Any) -> tuple[Any, None]:
-    layer, layer_keys, slot = of_layer
+  def step(carry: Any, layer_inputs: Any) -> tuple[Any, None]:
+    layer, layer_keys, slot = layer_inputs
     options = {"keys": layer_keys, **kwargs}
     return layer(carry[0], metadata, carry[1], slot, **options), None
 
@@ -214,13 +214,13 @@ def _run_list(
   def run(layer: Any, x: Array, cache: Any, slot: Any) -> tuple[Array, Any]:
     return layer(x, metadata, cache, slot, **kwargs)
 
-  traced, alone = jax.jit(run), jax.jit(functools.partial(run, slot=0))
+  traced, run_unstacked = jax.jit(run), jax.jit(functools.partial(run, slot=0))
   for index, layer in enumerate(layers):
     slot: Any = first_slot + index
-    if cache is None or not cache.apart:
+    if cache is None or not cache.is_unstacked:
       x, cache = traced(layer, x, cache, slot)
     else:
-      x, part = alone(layer, x, cache.only(slot))
+      x, part = run_unstacked(layer, x, cache.only(slot))
       cache = cache.with_only(slot, part)
   return x, cache
 
@@ -230,10 +230,12 @@ def keys_and_values(
 ) -> KeyValues:
   """Keys and values of every block, all with the same input x [B, S, D]."""
   if isinstance(layers, nnx.List):
-    each = [layer.keys_and_values(x, metadata) for layer in layers]
-    return KeyValues(*(jnp.stack(both) for both in zip(*each, strict=True)))
+    by_layer = [layer.keys_and_values(x, metadata) for layer in layers]
+    return KeyValues(
+      *(jnp.stack(arrays) for arrays in zip(*by_layer, strict=True))
+    )
 
-  def of_layer(_: None, layer: block.Block) -> tuple[None, KeyValues]:
+  def project(_: None, layer: block.Block) -> tuple[None, KeyValues]:
     return None, KeyValues(*layer.keys_and_values(x, metadata))
 
-  return jax.lax.scan(of_layer, None, layers)[1]
+  return jax.lax.scan(project, None, layers)[1]

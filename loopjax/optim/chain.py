@@ -118,8 +118,8 @@ class Config:
           f"optim.{field}={getattr(self, field)!r}: {error}"
         ) from error
     parameters.parsed_rates(self.rates)  # Checks them.
-    whole = all(type(step) is int and step > 0 for step in self.warm_again)
-    if not whole or [*self.warm_again] != sorted(set(self.warm_again)):
+    positive = all(type(step) is int and step > 0 for step in self.warm_again)
+    if not positive or [*self.warm_again] != sorted(set(self.warm_again)):
       raise UserError(
         f"optim.warm_again={self.warm_again!r} must be increasing positive"
         " integers"

@@ -57,12 +57,12 @@ def mlp_ratio(
     changed.model.mlp_ratio = _ratio(features, width)
     return measure(config_lib.resolve(changed))
 
-  one, two = amount(multiple), amount(2 * multiple)
-  steps = round(1 + (target - one) / (two - one))
+  first, second = amount(multiple), amount(2 * multiple)
+  steps = round(1 + (target - first) / (second - first))
   if steps < 1:
     raise UserError(
       f"model.mlp_ratio: no MLP width gives {measure.__name__}={target:,.0f};"
-      f" the other parts of the model have {2 * one - two:,.0f}"
+      f" the other parts of the model have {2 * first - second:,.0f}"
     )
   return _ratio(steps * multiple, width)
 

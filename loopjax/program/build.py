@@ -105,8 +105,12 @@ def make_program(
   family = settings.family
   graphdef, model_params = abstract_model(settings)
   if teacher:
-    same = {"kernels": settings.loop.kernels, "remat": "none"}  # No gradients.
-    teacher = teacher._replace(loop=dataclasses.replace(teacher.loop, **same))
+    loop = dataclasses.replace(
+      teacher.loop,
+      kernels=settings.loop.kernels,
+      remat="none",  # A teacher has no gradients.
+    )
+    teacher = teacher._replace(loop=loop)
   teacher_graphdef, teacher_params = (
     abstract_model(teacher) if teacher else (None, {})
   )
@@ -114,7 +118,7 @@ def make_program(
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   init = functools.partial(fresh_state, settings, tx)
   shapes = jax.eval_shape(init, jax.random.key(0))
-  adapted, rest = _adapted(shapes)
+  adapted, frozen = _adapted(shapes)
 
   params_sharding = functools.partial(
     param_shardings, mesh, settings.mesh.min_split_size
@@ -127,7 +131,7 @@ def make_program(
     gather=room.gathering(settings, mesh, memory),
     casts=casts_parameters(settings) or casts_parameters(teacher),
     params=specs_of(params_sharding(adapted)),
-    frozen=(specs_of(teacher_shardings), specs_of(params_sharding(rest))),
+    frozen=(specs_of(teacher_shardings), specs_of(params_sharding(frozen))),
   )
   train = functools.partial(
     on_mesh(mesh, step.train_steps),
@@ -216,8 +220,8 @@ def cache_bytes(
 def have_kernels(device: Any, kernels: str) -> bool:
   """Whether a device supports these loop.kernels; GPU kernels need Hopper."""
   hopper = str(getattr(device, "compute_capability", "9.0")).startswith("9.")
-  here = device.platform == kernels and (kernels != "gpu" or hopper)
-  return kernels == "xla" or here
+  matches = device.platform == kernels and (kernels != "gpu" or hopper)
+  return kernels == "xla" or matches
 
 
 def check_kernels(options: LoopOptions, device: Any, tensor: int = 1) -> None:
@@ -245,15 +249,17 @@ def abstract_batches(
   settings: config_lib.Settings, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Shapes of the batches of one call: [steps, B, ...]."""
-  one = settings.task_module.abstract_batch(
+  batch = settings.task_module.abstract_batch(
     settings.task, settings.run.batch_size
   )
-  placed = sharding.batch_sharding(mesh, stacked=True)
+  batch_sharding = sharding.batch_sharding(mesh, stacked=True)
   return {
     name: jax.ShapeDtypeStruct(
-      (settings.run.steps_per_call, *entry.shape), entry.dtype, sharding=placed
+      (settings.run.steps_per_call, *entry.shape),
+      entry.dtype,
+      sharding=batch_sharding,
     )
-    for name, entry in one.items()
+    for name, entry in batch.items()
   }
 
 

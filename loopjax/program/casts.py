@@ -98,19 +98,19 @@ def _cast_inputs(
     for place, x in enumerate(eqn.invars):
       if isinstance(x, core.Var):
         readers[x].append((place, eqn))
-  kept = {x for x in outputs if isinstance(x, core.Var)}
+  returned = {x for x in outputs if isinstance(x, core.Var)}
 
   def read_as(x: Any) -> set:
     """The dtypes in which a value is used."""
-    found = {x.aval.dtype} if x in kept else set()
+    dtypes_read = {x.aval.dtype} if x in returned else set()
     for place, eqn in readers[x]:
       if eqn.primitive is primitives.convert_element_type_p:
-        found.add(eqn.outvars[0].aval.dtype)
+        dtypes_read.add(eqn.outvars[0].aval.dtype)
       elif eqn.primitive.name in _MOVES and not place:
-        found |= read_as(eqn.outvars[0])
+        dtypes_read |= read_as(eqn.outvars[0])
       else:
-        found.add(x.aval.dtype)
-    return found
+        dtypes_read.add(x.aval.dtype)
+    return dtypes_read
 
   inputs, dtypes = list(jaxpr.invars), {}
   renamed: dict[Any, Any] = {}
@@ -156,10 +156,10 @@ def _with_inner(
   if eqn.primitive is primitives.cond_p:
     before, eqn = _with_branches(eqn, derived, cast)
     return before, eqn, [], {}
-  found = _inner(eqn)
-  if found is None:
+  program = _inner(eqn)
+  if program is None:
     return [], eqn, [], {}
-  name, first, carried, outputs = found
+  name, first, carried, outputs = program
   inner = eqn.params[name]
   jaxpr = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
   operands = eqn.invars[first:]
@@ -198,16 +198,20 @@ def _with_branches(eqn: Any, derived: set, cast: dict) -> tuple[list[Any], Any]:
   index, *operands = eqn.invars
   branches = eqn.params["branches"]
   agreed = {i for i, x in enumerate(operands) if _in(derived, x)}
-  made: list[tuple[Any, dict]] = []
-  while agreed and (not made or any({*x} != agreed for _, x in made)):
-    made = [_narrowed(x.jaxpr, sorted(agreed)) for x in branches]
-    agreed = agreed.intersection(*(x for _, x in made))
+  narrowed_branches: list[tuple[Any, dict]] = []
+  while agreed and (
+    not narrowed_branches or any({*x} != agreed for _, x in narrowed_branches)
+  ):
+    narrowed_branches = [_narrowed(x.jaxpr, sorted(agreed)) for x in branches]
+    agreed = agreed.intersection(*(x for _, x in narrowed_branches))
   if not agreed:
     return [], eqn
-  before, operands = _cast_operands(eqn, operands, made[0][1], cast)
+  before, operands = _cast_operands(
+    eqn, operands, narrowed_branches[0][1], cast
+  )
   narrowed = (
     core.ClosedJaxpr(jaxpr, x.consts)
-    for x, (jaxpr, _) in zip(branches, made, strict=True)
+    for x, (jaxpr, _) in zip(branches, narrowed_branches, strict=True)
   )
   eqn = eqn.replace(
     invars=[index, *operands],

@@ -38,9 +38,7 @@ def data_parallel(
   # XLA fails on some families if it splits one axis and shard_map another.
   if not allowed or ways == 1 or ways < math.prod(axes.values()):
     return function
-  # `train.loop.find_nan` searches for a NaN operation by operation; shard_map
-  # would be a single operation.
-  if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+  if jit_is_disabled():  # shard_map would be a single operation.
     return function
 
   def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
@@ -60,6 +58,12 @@ def data_parallel(
   )
 
 
+def jit_is_disabled() -> bool:
+  """Whether JAX runs operation by operation, as in `train.loop.find_nan`."""
+  # JAX defines its flags at run time, which type checkers do not see.
+  return jax.config.jax_disable_jit  # type: ignore[attr-defined]
+
+
 def gather(x: jax.Array, spec: P) -> jax.Array:
   """A split parameter, gathered except along axes that split within an example.
 
@@ -69,8 +73,8 @@ def gather(x: jax.Array, spec: P) -> jax.Array:
   """
   axes = sharding.compilers_axes()
   if axes:
-    kept = (_without_fsdp(axis) for axis in spec)
-    return jax.lax.with_sharding_constraint(x, P(*kept))
+    axes_kept = (_without_fsdp(axis) for axis in spec)
+    return jax.lax.with_sharding_constraint(x, P(*axes_kept))
   axis = _fsdp_axis(spec)
   if axis is None:
     return x

@@ -74,5 +74,5 @@ def eval_step(
 
 def read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
   """Losses and predictions of a causal model's tokens."""
-  table, how = model.readout_table(), token_losses.readout_options(model)
-  return token_losses.read_out(hidden, table, batch["targets"], **how)
+  table, options = model.readout_table(), token_losses.readout_options(model)
+  return token_losses.read_out(hidden, table, batch["targets"], **options)

@@ -95,30 +95,32 @@ def _once(function: Any, others: Any, specs: Any, layout: Layout) -> Any:
     specs: how they are split.
     layout: when they are gathered.
   """
-  if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-    return function  # The search for a NaN runs operation by operation.
+  if copies.jit_is_disabled():
+    return function
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), others
   )
-  where = jax.tree.leaves(jax.tree.broadcast(specs, others))
+  leaf_specs = jax.tree.leaves(jax.tree.broadcast(specs, others))
 
-  def whole(x: Any, spec: P) -> Any:
+  def gathered(x: Any, spec: P) -> Any:
     return x if layout.gather == "use" else copies.gather(x, spec)
 
   def run(examples: Any, others: Any) -> Any:
     leaves, structure = jax.tree.flatten(others)
     if not layout.casts:
-      leaves = [whole(x, spec) for x, spec in zip(leaves, where, strict=True)]
+      leaves = [
+        gathered(x, spec) for x, spec in zip(leaves, leaf_specs, strict=True)
+      ]
       return function(examples, jax.tree.unflatten(structure, leaves))
-    made = casts.once(function, examples, shapes)
+    program = casts.once(function, examples, shapes)
     rows = jax.tree.leaves(examples)
-    read_as = made.dtypes[len(rows) :]
+    read_as = program.dtypes[len(rows) :]
     with jax.named_scope("parameters"):
       leaves = [
-        whole(x if x.dtype == dtype else x.astype(dtype), spec)
-        for x, dtype, spec in zip(leaves, read_as, where, strict=True)
+        gathered(x if x.dtype == dtype else x.astype(dtype), spec)
+        for x, dtype, spec in zip(leaves, read_as, leaf_specs, strict=True)
       ]
-    return made.call(*rows, *leaves)
+    return program.call(*rows, *leaves)
 
   return run
 

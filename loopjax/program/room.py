@@ -56,8 +56,10 @@ def with_remat(
         gather = gathering(settings, mesh, memory)
         weights, gradients = _gathered_bytes(settings)
         free -= weights * (gather != "use") + gradients * (gather == "step")
-      kept = functools.partial(_kept, settings, mesh, teacher)
-      policies = (x for x in remat.ON_ACCELERATORS if kept(x) <= free)
+      residuals = functools.partial(
+        _residuals_per_device, settings, mesh, teacher
+      )
+      policies = (x for x in remat.ON_ACCELERATORS if residuals(x) <= free)
       policy = next(policies, remat.ON_ACCELERATORS[-1])
       options = dataclasses.replace(options, remat=policy)
   return settings._replace(loop=options)
@@ -75,16 +77,16 @@ def residual_bytes(
   graphdef, params = fresh.abstract_model(settings)
   batch = settings.task_module.abstract_batch(settings.task, num_examples)
   carried = jax.eval_shape(lambda: fresh.init_carried(settings))
-  one = jax.tree.map(
+  by_example_shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype),
     carried.by_example,
   )
 
-  teacher_graph, of_teacher = fresh.abstract_model(teacher or settings)
-  of_teacher = of_teacher if teacher else {}
+  teacher_graph, teacher_params = fresh.abstract_model(teacher or settings)
+  teacher_params = teacher_params if teacher else {}
 
   def residuals(
-    params: Any, batch: Any, by_example: Any, shared: Any, of_teacher: Any
+    params: Any, batch: Any, by_example: Any, shared: Any, teacher_params: Any
   ) -> Any:
     batch = {
       **batch,
@@ -93,22 +95,24 @@ def residual_bytes(
       "carried": Carried(by_example, shared),
     }
 
-    teaches = nnx.merge(teacher_graph, of_teacher) if teacher else None
+    teacher_model = (
+      nnx.merge(teacher_graph, teacher_params) if teacher else None
+    )
 
     def loss(params: Any) -> Any:
       model, step = nnx.merge(graphdef, params), jnp.zeros((), jnp.int32)
       key = jax.random.key(0)
-      return settings.family.loss(model, batch, key, step, teaches)
+      return settings.family.loss(model, batch, key, step, teacher_model)
 
     return jax.vjp(loss, params, has_aux=True)[1]
 
-  kept = jax.eval_shape(
-    residuals, params, batch, one, carried.shared, of_teacher
+  shapes = jax.eval_shape(
+    residuals, params, batch, by_example_shapes, carried.shared, teacher_params
   )
-  return num_bytes(kept)
+  return num_bytes(shapes)
 
 
-def _kept(
+def _residuals_per_device(
   settings: config_lib.Settings,
   mesh: Mesh,
   teacher: config_lib.Settings | None,
@@ -132,14 +136,14 @@ def _state_bytes(settings: config_lib.Settings, mesh: Mesh) -> float:
     lambda key: fresh.fresh_state(settings, tx, key), jax.random.key(0)
   )
   ways = mesh.shape["fsdp"] * mesh.shape["tensor"]
-  others = num_bytes(state.params)
+  gradient_bytes = num_bytes(state.params)
   if state.base:
-    others += 2 * num_bytes(
+    gradient_bytes += 2 * num_bytes(
       jax.eval_shape(
         lambda state: lora.adapted(state.base, state.params, 1.0), state
       )
     )
-  return (num_bytes(state) + others) / ways
+  return (num_bytes(state) + gradient_bytes) / ways
 
 
 def gathering(
@@ -175,18 +179,18 @@ def _gathered_bytes(settings: config_lib.Settings) -> tuple[int, int]:
   """
   _, params = fresh.abstract_model(settings)
   precision = PRECISIONS[settings.model.precision]
-  number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+  num_parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
   compute, full = (
     jnp.dtype(x).itemsize for x in (precision.compute, precision.params)
   )
   sums = 2 + 2 * (settings.run.num_microbatches > 1)
-  return number * compute, number * (sums * full + compute)
+  return num_parameters * compute, num_parameters * (sums * full + compute)
 
 
 def _memory(mesh: Mesh) -> int | None:
   """Bytes of memory of a device of this process; others cannot be queried."""
-  here = jax.process_index()
-  local = (x for x in mesh.devices.flat if x.process_index == here)
+  process = jax.process_index()
+  local = (x for x in mesh.devices.flat if x.process_index == process)
   device = next(local, None)
   stats = device.memory_stats() if device else None
   return stats.get("bytes_limit") if stats else None

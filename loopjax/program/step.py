@@ -81,7 +81,7 @@ def init_state(
   key: Array,
   use_ema: bool,
   carried: Carried = Carried(),
-  how: lora.Adaptation | None = None,
+  adaptation: lora.Adaptation | None = None,
 ) -> TrainState:
   """The state before the first step; the EMA starts at the parameters.
 
@@ -89,8 +89,8 @@ def init_state(
     UserError: see `lora.split`.
   """
   base: Any = {}
-  if how:
-    base, params = lora.split(params, how, jax.random.fold_in(key, 0))
+  if adaptation:
+    base, params = lora.split(params, adaptation, jax.random.fold_in(key, 0))
   ema = jax.tree.map(jnp.copy, params) if use_ema else {}
   zero = jnp.zeros((), jnp.int32)
   bad = BadSteps(zero, zero, jnp.zeros(len(jax.tree.leaves(params)), bool))

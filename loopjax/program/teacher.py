@@ -38,16 +38,16 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
     return None
   label = _label(settings)
   teacher = config_lib.of_run(local_path(settings.run.teacher), label)
-  ours, theirs = settings.spec, teacher.spec
-  if ours.vocab_size != theirs.vocab_size:
+  spec, teacher_spec = settings.spec, teacher.spec
+  if spec.vocab_size != teacher_spec.vocab_size:
     raise UserError(
-      f"{label} has {theirs.vocab_size} token ids, but the task has"
-      f" {ours.vocab_size}"
+      f"{label} has {teacher_spec.vocab_size} token ids, but the task has"
+      f" {spec.vocab_size}"
     )
   check = settings.family.check_teacher
   assert check is not None  # Checked by `config.resolve`.
   try:
-    check(settings.model, ours, teacher)
+    check(settings.model, spec, teacher)
   except UserError as error:
     raise UserError(f"{label}: {error}") from error
   return teacher
@@ -71,10 +71,10 @@ def load(
   if not abstract_teacher:
     return TeacherParams({}, None)
   source = local_path(settings.run.teacher)
-  at, params = restore.chosen_params(
+  step, params = restore.chosen_params(
     source, step, abstract_teacher, _label(settings)
   )
-  return TeacherParams(params, at)
+  return TeacherParams(params, step)
 
 
 def _label(settings: config_lib.Settings) -> str:

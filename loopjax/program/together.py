@@ -21,20 +21,24 @@ def together(program: build.Program) -> Any:
   """
 
   def train(states: Any, batches: Any, teachers: Any) -> Any:
-    several = jax.tree.map(
+    stacked = jax.tree.map(
       lambda *runs: jnp.stack(runs),
       *zip(states, batches, teachers, strict=True),
     )
-    done = jax.vmap(program.uncompiled)(*several)
-    each = [
-      jax.tree.map(lambda runs, i=i: runs[i], done) for i in range(len(states))
+    results = jax.vmap(program.uncompiled)(*stacked)
+    by_run = [
+      jax.tree.map(lambda runs, i=i: runs[i], results)
+      for i in range(len(states))
     ]
-    states, metrics = zip(*each, strict=True)
+    states, metrics = zip(*by_run, strict=True)
     shardings = jax.tree.map(lambda x: x.sharding, program.abstract_state)
-    whole = sharding.replicated(program.mesh)
+    replicated = sharding.replicated(program.mesh)
     return jax.lax.with_sharding_constraint(
       (list(states), list(metrics)),
-      ([shardings] * len(states), jax.tree.map(lambda _: whole, list(metrics))),
+      (
+        [shardings] * len(states),
+        jax.tree.map(lambda _: replicated, list(metrics)),
+      ),
     )
 
   platform = program.mesh.devices.flat[0].platform
@@ -49,9 +53,9 @@ def check(settings: config_lib.Settings) -> None:
   """Raises UserError if several runs of this kind cannot share a program."""
   if jax.process_count() > 1:
     raise UserError("--seeds needs a single process")
-  needed = {"mesh.fsdp": 1, "mesh.tensor": 1, "loop.kernels": "xla"}
+  required = {"mesh.fsdp": 1, "mesh.tensor": 1, "loop.kernels": "xla"}
   single = {"run.profile_steps": "", "run.wandb_project": ""}
-  for name, value in (needed | single).items():
+  for name, value in (required | single).items():
     section, key = name.split(".")
     if getattr(getattr(settings, section), key) != value:
       raise UserError(f"--seeds needs {name}={value!r}")

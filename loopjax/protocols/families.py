@@ -223,7 +223,7 @@ class HasPlaces(Protocol):
   def cut(self, length: Array, rows: Array) -> Any:
     """The same cache; `rows`, bool [B], keep only `length` tokens, i32 [B]."""
 
-  def of_rows(self, rows: Array, span: int | None, *, apart: bool) -> Any:
+  def of_rows(self, rows: Array, span: int | None, *, unstack: bool) -> Any:
     """The first positions of some rows, see `attention.cache.Cache`."""
 
   def with_rows(self, part: Any, rows: Array, num_tokens: int) -> Any:

@@ -63,8 +63,8 @@ def read(
   label, workdir = str(workdir), pathlib.Path(workdir)
   device = jax.local_devices()[0]
   settings = config_lib.of_run(workdir, label)._replace(mesh=sharding.Config())
-  here = program_lib.have_kernels(device, settings.loop.kernels)
-  if not (kernels and here):
+  has_kernels = program_lib.have_kernels(device, settings.loop.kernels)
+  if not (kernels and has_kernels):
     options = dataclasses.replace(settings.loop, kernels="xla")
     settings = settings._replace(loop=options)
   # Its gradient is taken by some who read it.
@@ -72,14 +72,14 @@ def read(
   used = settings._replace(loop=loop)
   graphdef, params = program_lib.abstract_model(used)
   placed = sharding.replicated(sharding.make_mesh(settings.mesh, [device]))
-  wanted = jax.tree.map(
+  expected = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), params
   )
   weights = quantized.stored_weights(workdir) if or_quantized else None
   if weights and checkpoint is None:
-    params, step = quantized.read(workdir, wanted, weights), 0
+    params, step = quantized.read(workdir, expected, weights), 0
   else:
-    step, params = restore.chosen_params(workdir, checkpoint, wanted, label)
+    step, params = restore.chosen_params(workdir, checkpoint, expected, label)
   if kernels:
     graphdef, params = for_generation(used, graphdef, params, device.platform)
   return TrainedModel(settings, graphdef, params, step)

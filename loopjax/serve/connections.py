@@ -31,7 +31,10 @@ def limited(
 
     _waiting: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    # The type of uvicorn's own method, which is narrower than asyncio's.
+    def connection_made(  # type: ignore[override]
+      self, transport: asyncio.Transport
+    ) -> None:
       super().connection_made(transport)
       if len(self.connections) > max_connections:
         message = f"{max_connections} connections are open; try again later"

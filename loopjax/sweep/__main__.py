@@ -25,33 +25,33 @@ from loopjax.sweep import runner
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  made = command_line.ConfigParser("python -m loopjax.sweep", __doc__ or "")
-  made.importer = _imported
-  made.add_argument(
+  result = command_line.ConfigParser("python -m loopjax.sweep", __doc__ or "")
+  result.importer = _imported
+  result.add_argument(
     "--sweep", metavar="NAME", help="a sweep that the config defines"
   )
-  made.add_argument(
+  result.add_argument(
     "--dry_run", action="store_true", help="only print what would run"
   )
-  made.add_argument(
+  result.add_argument(
     "--limit",
     type=int,
     metavar="N",
     help="run at most this many incomplete items [all]",
   )
-  made.add_argument(
+  result.add_argument(
     "--item", type=int, metavar="I", help="run only this item, counted from 0"
   )
-  made.add_argument(
+  result.add_argument(
     "--jobs",
     type=int,
     metavar="N",
     help="run N items at once, each on its share of the CPU cores [1]",
   )
-  made.add_argument(
+  result.add_argument(
     "--count", action="store_true", help="only print the number of items"
   )
-  return made
+  return result
 
 
 def _imported(_: Any, where: str) -> str:
@@ -73,19 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise UserError(
       f"--sweep=NAME is missing; available: {there_are or 'none'}"
     )
-  given = {"limit": options.limit, "item": options.item}
-  for flag, value in given.items():
+  flags = {"limit": options.limit, "item": options.item}
+  for flag, value in flags.items():
     if value is not None and value < 0:
       raise UserError(f"--{flag}={value} must be at least 0")
-  part_of_it = any(given.values()) or options.item is not None
+  part_of_it = any(flags.values()) or options.item is not None
   if options.jobs is not None and options.jobs < 1:
     raise UserError(f"--jobs={options.jobs} must be at least 1")
-  given |= {"dry_run": options.dry_run or None, "jobs": options.jobs}
-  for flag, value in given.items() if options.count else ():
+  flags |= {"dry_run": options.dry_run or None, "jobs": options.jobs}
+  for flag, value in flags.items() if options.count else ():
     if value is not None:
       raise UserError(f"--{flag} has no effect with --count")
   for flag in ("limit", "jobs") if options.item is not None else ():
-    if given[flag] is not None:
+    if flags[flag] is not None:
       raise UserError(f"--{flag} has no effect with --item")
   by_user = config_lib.by_user(config)
   plain = config_lib.to_dict(config)

@@ -70,16 +70,16 @@ def make_items(
     )
   base = config_lib.to_dict(config)
   varied = sections.differing(list(there_are[name]))
-  known = _known(workdir, name)
+  earlier_items = _known(workdir, name)
   items: list[SweepItem] = []
-  for wanted in there_are[name]:
+  for item_overrides in there_are[name]:
     earlier = {
       key: items[value.item].slug
-      for key, value in wanted.items()
+      for key, value in item_overrides.items()
       if isinstance(value, config_lib.WorkdirOf)
     }
-    found = {key: str(workdir / name) for key, name in earlier.items()}
-    overrides = {**wanted, **found}
+    workdirs = {key: str(workdir / name) for key, name in earlier.items()}
+    overrides = {**item_overrides, **workdirs}
     if clash := sorted(set(common) & set(overrides)):
       raise UserError(
         f"--config.{clash[0]} has no effect: sweep {name} sets it"
@@ -91,12 +91,12 @@ def make_items(
       plain = config_lib.resolve(changed).plain
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error
-    directory = _directory(known, name, plain, overrides, earlier)
+    directory = _directory(earlier_items, name, plain, overrides, earlier)
     if not directory:
       directory = slug(base, plain, overrides, earlier, varied)
     needs = tuple(dict.fromkeys(earlier.values()))
     items.append(SweepItem(overrides, dict(plain), directory, needs))
-    known.append(_Known("", {}, dict(plain), directory))
+    earlier_items.append(_Known("", {}, dict(plain), directory))
   return items
 
 
@@ -118,13 +118,13 @@ class _Known(NamedTuple):
 
 def _known(workdir: pathlib.Path, name: str) -> list[_Known]:
   """The items of the sweeps that were started in a directory, ours first."""
-  found = []
+  items = []
   ours = workdir / f"sweep-{name}.json"
   paths = sorted(workdir.glob("sweep-*.json"), key=lambda x: (x != ours, x))
   for path in paths:
     manifest = workdir_lib.read_json(path)
     try:
-      found += [
+      items += [
         _Known(
           manifest["sweep"],
           dict(item["overrides"]),
@@ -135,11 +135,11 @@ def _known(workdir: pathlib.Path, name: str) -> list[_Known]:
       ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(f"{path}: is not a list of runs: {error!r}") from error
-  return found
+  return items
 
 
 def _directory(
-  known: Sequence[_Known],
+  earlier_items: Sequence[_Known],
   name: str,
   config: Mapping[str, Any],
   overrides: Mapping[str, Any],
@@ -151,13 +151,13 @@ def _directory(
   config, for experiments that two sweeps, or two items, have in common.
   """
   as_json = json.loads(json.dumps({**overrides, **earlier}))
-  for one in known:
+  for one in earlier_items:
     paths = {
       key: pathlib.Path(str(one.overrides.get(key, ""))).name for key in earlier
     }
     if one.sweep == name and {**one.overrides, **paths} == as_json:
       return one.directory
-  for one in known:
+  for one in earlier_items:
     if one.config == config:
       return one.directory
   return ""
@@ -187,8 +187,8 @@ def slug(
   for key, name in earlier.items():
     after[key] = hashlib.sha256(name.encode()).hexdigest()[:8]
   named = {"run.seed", *varied}
-  kept = [k for k in keys if before.get(k) != after[k] or k in named]
-  return naming.settings(kept, after) or "base"
+  named_keys = [k for k in keys if before.get(k) != after[k] or k in named]
+  return naming.settings(named_keys, after) or "base"
 
 
 def write_manifest(

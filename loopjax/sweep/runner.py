@@ -53,15 +53,15 @@ class StopRequest:
       self._processes.remove(process)
     return status
 
-  def send(self, which: signal.Signals) -> None:
+  def send(self, signal_number: signal.Signals) -> None:
     """Asks all current runs, and those that begin now, to stop."""
     with self._lock:
       self.received = True
       for process in self._processes:
-        process.send_signal(which)
+        process.send_signal(signal_number)
 
-  def _note(self, which: signal.Signals, _: Any) -> None:
-    ctrl_c = which == signal.SIGINT
+  def _note(self, signal_number: signal.Signals, _: Any) -> None:
+    ctrl_c = signal_number == signal.SIGINT
     self.send(signal.SIGINT if ctrl_c else signal.SIGTERM)
 
 
@@ -121,8 +121,8 @@ def run_command(
           os.sched_setaffinity(process.pid, cores)
       status = stop.wait(process)
     file.seek(before)
-    said = file.read().strip().splitlines()
-  return status, said[-1].strip() if said else ""
+    lines = file.read().strip().splitlines()
+  return status, lines[-1].strip() if lines else ""
 
 
 DIVERGED, PREEMPTED, LOST = 3, 4, 5  # Exit statuses of loopjax.main.
@@ -184,8 +184,8 @@ def run_items(
           for ended in futures.wait(running, None, "FIRST_COMPLETED").done:
             one, its_cores = running.pop(ended)
             free.append(its_cores)
-            status, *said = ended.result()
-            say(one, *said)
+            status, *lines = ended.result()
+            say(one, *lines)
             if status and not stopped:
               stopped = status
               if not stop.received:
@@ -240,12 +240,12 @@ def item_arguments(
   colon.
   """
   first, *others = arguments
-  rest = dict(overrides)
+  remaining = dict(overrides)
   for key in ("model.name", "task.name"):
-    if name := rest.pop(key, ""):
+    if name := remaining.pop(key, ""):
       has_more = sections.split_name(first)[1]
       first += f"{',' if has_more else ':'}{key}={name}"
-  return [first, *others, *sections.flags(rest)]
+  return [first, *others, *sections.flags(remaining)]
 
 
 def _missing(
@@ -268,8 +268,8 @@ def _state(
   try:
     config_lib.check_config(directory, config, "train_and_eval")
     if not (directory / "summary.json").exists():
-      there = (directory / "config.json").exists()
-      return ("unfinished" if there else "new"), ""
+      has_config = (directory / "config.json").exists()
+      return ("unfinished" if has_config else "new"), ""
     summary = workdir_lib.read_summary(directory)
   except UserError as error:
     return "failed", str(error)

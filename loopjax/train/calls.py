@@ -66,19 +66,21 @@ class Calls:
       for run in runs:
         stack.enter_context(contextlib.closing(run))
       while answers:
-        asked = {}
+        arguments = {}
         for number, answer in answers.items():
           try:
-            asked[number] = runs[number].send(answer)
+            arguments[number] = runs[number].send(answer)
           except StopIteration as end:
             results[number] = end.value
-        made = self._make(list(asked.values())) if asked else []
-        answers = dict(zip(asked, made, strict=True))
+        results_of_call = (
+          self._make(list(arguments.values())) if arguments else []
+        )
+        answers = dict(zip(arguments, results_of_call, strict=True))
     return [results[number] for number in range(len(runs))]
 
   def _make(self, calls: list[Arguments]) -> Sequence[Results]:
     compiled = self._for(calls)
-    with jax.transfer_guard("disallow"):  # They would stall every step.
+    with jax.transfer_guard("disallow"):  # Transfers would stall every step.
       if len(calls) == 1:
         return [compiled(*calls[0])]
       several = compiled(*map(list, zip(*calls, strict=True)))
@@ -86,15 +88,15 @@ class Calls:
 
   def _for(self, calls: list[Arguments]) -> Any:
     """The compiled program of as many runs."""
-    number, program = len(calls), self._program
+    num_runs, program = len(calls), self._program
     assert program
-    if number not in self._compiled:
-      if number == 1:
+    if num_runs not in self._compiled:
+      if num_runs == 1:
         lowered = program.train.lower(*calls[0])
       else:
         several = map(list, zip(*calls, strict=True))
         from loopjax.program import together  # Only runs of several seeds.
 
         lowered = together.together(program).lower(*several)
-      self._compiled[number] = lowered.compile()
-    return self._compiled[number]
+      self._compiled[num_runs] = lowered.compile()
+    return self._compiled[num_runs]

@@ -19,7 +19,7 @@ from loopjax.types import Batch, Dataset, Output
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
 Evaluator = Callable[..., dict[str, dict[str, float]]]
-# Traces that every evaluation requests, if the model has them.
+# Traces that every evaluation requests from models that have them.
 MODEL_TRACES = ("attention_mass",)
 # Groups of this grouping are reported as separate splits.
 SPLIT = "split"
@@ -138,7 +138,7 @@ def _added(total: Any, sums: Any) -> Any:
   return sums if total is None else jax.tree.map(np.add, total, sums)
 
 
-def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
+def _means(sums, groups, scored_split: str) -> dict[str, dict[str, float]]:
   """Means, standard errors and counts from sums and sums of squares.
 
   A score without weight in a group has no mean, and is not in the result.
@@ -146,7 +146,7 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
   Args:
     sums: results of `eval_step`, by grouping and score; "" is overall.
     groups: names of the groups, by grouping.
-    whole: the split that was scored.
+    scored_split: the split that was scored.
   """
   splits: dict[str, dict[str, float]] = {}
   for grouping, scores in sums.items():
@@ -157,7 +157,7 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
       if not count:
         continue
       name = groups[grouping][group] if grouping else ""
-      split, name = _place(grouping, name, whole, groups.get(SPLIT, ()))
+      split, name = _place(grouping, name, scored_split, groups.get(SPLIT, ()))
       suffix = f"/{grouping}={name}" if name else ""
       means = splits.setdefault(split, {})
       means[f"count{suffix}"] = float(count)
@@ -176,7 +176,7 @@ def _means(sums, groups, whole: str) -> dict[str, dict[str, float]]:
 
 
 def _place(
-  grouping: str, name: str, whole: str, splits: Sequence[str]
+  grouping: str, name: str, scored_split: str, splits: Sequence[str]
 ) -> tuple[str, str]:
   """(split, group within it or "") under which a group is reported.
 
@@ -184,5 +184,5 @@ def _place(
   """
   if grouping == SPLIT:
     return name, ""
-  split, _, rest = name.partition("/")
-  return (split, rest) if split in splits else (whole, name)
+  split, _, group = name.partition("/")
+  return (split, group) if split in splits else (scored_split, name)

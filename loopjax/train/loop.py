@@ -17,7 +17,7 @@ from loopjax import sharding
 from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
 from loopjax.errors import NO_READER, UserError
-from loopjax.program import step
+from loopjax.program import step as step_lib
 from loopjax.program import teacher as teacher_lib
 from loopjax.program.step import BadSteps
 from loopjax.run import machine, metrics, preemption, profiling
@@ -68,13 +68,13 @@ class Outcome(NamedTuple):
 @calls_lib.without_transfers
 def train(
   context: RunContext,
-  state: step.TrainState,
+  state: step_lib.TrainState,
   teacher: teacher_lib.TeacherParams,
   meta: Mapping[str, Any],
   writer: metrics.Writer,
   started: float,
   mode: str,
-) -> calls_lib.Run[tuple[step.TrainState, Outcome]]:
+) -> calls_lib.Run[tuple[step_lib.TrainState, Outcome]]:
   """Trains until the last step, or until something ends it.
 
   Args:
@@ -87,13 +87,13 @@ def train(
     mode: "train" or "train_and_eval".
   """
   settings, options = context.program.settings, context.program.settings.run
-  at, size = int(jax.device_get(state.step)), options.steps_per_call
+  step, steps_per_call = int(jax.device_get(state.step)), options.steps_per_call
   pending = [_floats(row) for row in meta["pending"]]
   rows = context.datasets["train"].batches
-  calls = stacked(pipeline.iterate(rows, start=meta["batches"]), size)
-  clock, ahead = metrics.Clock(), meta["batches"] - at
+  calls = stacked(pipeline.iterate(rows, start=meta["batches"]), steps_per_call)
+  clock, ahead = metrics.Clock(), meta["batches"] - step
   costs: dict[str, Any] = {}
-  mesh, count = context.program.mesh, options.batch_size
+  mesh, batch_size = context.program.mesh, options.batch_size
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
   first_calls = machine.FirstCalls(options.num_steps, writer.say)
@@ -102,49 +102,49 @@ def train(
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
       return  # Already saved.
-    unlogged = jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
-    now = {"batches": at + ahead, "wall_seconds": time.monotonic() - started}
-    context.checkpoints.save(at, state, {**meta, **now, "pending": unlogged})
+    entries = {**meta, "batches": step + ahead, "pending": _lists(pending)}
+    entries["wall_seconds"] = time.monotonic() - started
+    context.checkpoints.save(step, state, entries)
 
   try:
     while True:
       # A run resumed from a checkpoint of this step evaluates again.
-      if mode == "train_and_eval" and evaluation_is_due(settings, at):
-        _evaluate(context, state, at, writer)
+      if mode == "train_and_eval" and evaluation_is_due(settings, step):
+        _evaluate(context, state, step, writer)
         clock.reset()
-      reason = no_better(options, context.checkpoints.scores, at)
-      if reason or at == options.num_steps:
+      reason = no_better(options, context.checkpoints.scores, step)
+      if reason or step == options.num_steps:
         save()  # Unless it is.
         return state, Outcome("completed", reason, costs)
       context.notice.check()
       batches = clock.wait(
-        lambda: sharding.put_batch(mesh, next(calls), count, stacked=True)
+        lambda: sharding.put_batch(mesh, next(calls), batch_size, stacked=True)
       )
       arguments = state, batches, teacher.params
       if not costs:
         costs = _compile(context, arguments, writer)
         clock.reset()
-      call = range(at, at + size)
+      call = range(step, step + steps_per_call)
       tracer.before(call)
-      with jax.profiler.StepTraceAnnotation("train", step_num=at):
-        state, values = yield arguments
-      tracer.after(call, values)
-      pending.append(values)
-      at += size
-      clock.count(size)
-      first_calls.after(at, values)
-      if options.debug_nans and not np.all(jax.device_get(values["accepted"])):
+      with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        state, record = yield arguments
+      tracer.after(call, record)
+      pending.append(record)
+      step += steps_per_call
+      clock.count(steps_per_call)
+      first_calls.after(step, record)
+      if options.debug_nans and not np.all(jax.device_get(record["accepted"])):
         reason = find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
-      last = at == options.num_steps
+      is_last = step == options.num_steps
       # An evaluation that may end the run finds nothing that is not logged.
-      ending = options.stop_after and evaluation_is_due(settings, at)
-      if last or ending or at % options.log_every == 0:
-        reason = _log(context, at, state, pending, writer, clock)
+      ending = options.stop_after and evaluation_is_due(settings, step)
+      if is_last or ending or step % options.log_every == 0:
+        reason = _log(context, step, state, pending, writer, clock)
         pending = []
         if reason:
           return state, Outcome("diverged", reason, costs)
-      if last or at % options.checkpoint_every == 0:
+      if is_last or step % options.checkpoint_every == 0:
         save()
   except preemption.Preempted:
     save()
@@ -168,31 +168,36 @@ def checksums(datasets: Mapping[str, Dataset]) -> dict[str, str]:
   }
 
 
+def _lists(pending: list[Any]) -> list[Any]:
+  """Metrics as checkpoints store them, in JSON."""
+  return jax.tree.map(lambda x: x.tolist(), jax.device_get(pending))
+
+
 def _floats(row: Mapping[str, Any]) -> Any:
-  """Metrics as they were before JSON had them as lists."""
+  """The inverse of `_lists` for the metrics of a call."""
   return jax.tree.map(np.float32, row, is_leaf=lambda x: isinstance(x, list))
 
 
-def evaluation_is_due(settings: config_lib.Settings, at: int) -> bool:
+def evaluation_is_due(settings: config_lib.Settings, step: int) -> bool:
   """Whether to evaluate after this step, apart from the final evaluation."""
   every = settings.eval.every
-  return every > 0 and at % every == 0 and 0 < at < settings.run.num_steps
+  return every > 0 and step % every == 0 and 0 < step < settings.run.num_steps
 
 
 def no_better(
-  options: settings_lib.Run, scores: Mapping[int, float], at: int
+  options: settings_lib.Run, scores: Mapping[int, float], current_step: int
 ) -> str:
-  """One line if `run.stop_after` ends the run after this step, or "".
+  """One line if `run.stop_after` ends the run after this step, else "".
 
   Args:
     options: section run.
     scores: the score `run.best_metric` by step, higher is better.
-    at: the step.
+    current_step: the step.
   """
   if not options.stop_after:
     return ""
-  steps = sorted(step for step in scores if step <= at)
-  best = max(steps, key=lambda step: scores[step], default=at)
+  steps = sorted(step for step in scores if step <= current_step)
+  best = max(steps, key=lambda step: scores[step], default=current_step)
   since = [step for step in steps if step > best]
   if len(since) < options.stop_after:
     return ""
@@ -206,7 +211,10 @@ def no_better(
 
 @jax.transfer_guard("allow")
 def _evaluate(
-  context: RunContext, state: step.TrainState, at: int, writer: metrics.Writer
+  context: RunContext,
+  state: step_lib.TrainState,
+  step: int,
+  writer: metrics.Writer,
 ) -> None:
   """Evaluates during training and records the score of the checkpoint."""
   settings = context.program.settings
@@ -217,11 +225,13 @@ def _evaluate(
     settings.eval.num_examples,
   )
   for split, values in scores.items():
-    writer.write(at, split, values)
-  rows = [{"step": at, "split": split, **row} for split, row in scores.items()]
+    writer.write(step, split, values)
+  rows = [
+    {"step": step, "split": split, **row} for split, row in scores.items()
+  ]
   best = metrics.scores(rows, options.best_metric)
-  wanted = options.keep_best or options.stop_after
-  if wanted and not best:  # Its name is right: it was checked.
+  needs_score = options.keep_best or options.stop_after
+  if needs_score and not best:  # `check_metric` has checked its name.
     raise UserError(
       f"run.best_metric={options.best_metric!r}: no evaluated example counts"
       f" for it; eval.num_examples={settings.eval.num_examples}"
@@ -251,8 +261,8 @@ def _compile(
 @jax.transfer_guard("allow")
 def _log(
   context: RunContext,
-  at: int,
-  state: step.TrainState,
+  step: int,
+  state: step_lib.TrainState,
   pending: list[Mapping[str, Any]],
   writer: metrics.Writer,
   clock: metrics.Clock,
@@ -269,7 +279,7 @@ def _log(
   flops = profiling.training_flops(program.costs)
   rates = clock.rates(program.settings.run.batch_size)
   writer.write(
-    at,
+    step,
     "train",
     {
       **mean_of_good_steps(rows),
@@ -313,13 +323,14 @@ _PACKAGE = pathlib.Path(loopjax.__file__).parent
 def explain(bad: BadSteps, params: Any) -> str:
   """One line that describes the bad steps that stopped a run."""
   names = integrity.names(params)
-  hit = [name for name, was in zip(names, bad.hit, strict=True) if was]
-  where = (
-    integrity.abbreviate(hit) or "no parameter (only the loss or carried state)"
+  hit_names = [name for name, was in zip(names, bad.hit, strict=True) if was]
+  location = (
+    integrity.abbreviate(hit_names)
+    or "no parameter (only the loss or carried state)"
   )
   return (
     f"{int(bad.streak)} consecutive steps from step {int(bad.first)} had"
-    f" non-finite numbers; gradients of {where}; the parameters are"
+    f" non-finite numbers; gradients of {location}; the parameters are"
     " those from before that step"
   )
 

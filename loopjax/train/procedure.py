@@ -22,7 +22,7 @@ from loopjax.config import settings as settings_lib
 from loopjax.data import check_dataset
 from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
-from loopjax.program import step
+from loopjax.program import step as step_lib
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import (
   boards,
@@ -97,8 +97,8 @@ def run(
   if done := _complete(settings, workdir, mode, extend):
     return done
   calls, notice = calls_lib.Calls(), preemption.Notice()
-  one = _run(settings, workdir, mode, finish, extend, calls, notice)
-  return calls.drive([one])[0]
+  run = _run(settings, workdir, mode, finish, extend, calls, notice)
+  return calls.drive([run])[0]
 
 
 def run_seeds(
@@ -124,23 +124,23 @@ def run_seeds(
   """
   from loopjax.program import together  # Not for a single run.
 
-  summaries, left = {}, {}
+  summaries, pending = {}, {}
   for seed, workdir in workdirs.items():
     changed = config.copy_and_resolve_references()
     changed.run.seed = seed
-    left[seed] = settings = config_lib.resolve(changed)
+    pending[seed] = settings = config_lib.resolve(changed)
     together.check(settings)
     if done := _complete(settings, workdir, mode, extend):
       summaries[seed] = done
-      del left[seed]
-  calls, notice = calls_lib.Calls(len(left)), preemption.Notice()
-  rest = mode, finish, extend, calls, notice
+      del pending[seed]
+  calls, notice = calls_lib.Calls(len(pending)), preemption.Notice()
+  arguments = mode, finish, extend, calls, notice
   runs = [
-    _run(one, workdirs[seed], *rest, label=f"seed {seed}")
-    for seed, one in left.items()
+    _run(settings, workdirs[seed], *arguments, label=f"seed {seed}")
+    for seed, settings in pending.items()
   ]
   with notice.listening():
-    summaries |= zip(left, calls.drive(runs), strict=True)
+    summaries |= zip(pending, calls.drive(runs), strict=True)
   return {seed: summaries[seed] for seed in workdirs}
 
 
@@ -287,17 +287,17 @@ def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
   """Raises UserError if a complete run was scored with other settings."""
   before = workdir_lib.read_config(workdir).get("eval", {})
   for name in _SCORING:
-    here = settings.plain["eval"][name]
-    if before.get(name, here) != here:
+    value = settings.plain["eval"][name]
+    if before.get(name, value) != value:
       raise UserError(
         f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
-        f" --mode=eval to score it with {here!r}"
+        f" --mode=eval to score it with {value!r}"
       )
 
 
 def _train_and_evaluate(
   context: train_loop.RunContext,
-  restored: tuple[step.TrainState, dict[str, Any]] | None,
+  restored: tuple[step_lib.TrainState, dict[str, Any]] | None,
   mode: str,
   finish: scoring.Finish,
   label: str,
@@ -305,8 +305,8 @@ def _train_and_evaluate(
   """Trains from the restored state and scores the result."""
   settings, started = context.program.settings, time.monotonic()
   state, meta, teacher = _begin(context, restored)
-  at, started = int(state.step), started - meta["wall_seconds"]
-  known = len(restored[1].get("extended", ())) if restored else 0
+  start_step, started = int(state.step), started - meta["wall_seconds"]
+  num_extensions = len(restored[1].get("extended", ())) if restored else 0
   if jax.process_index() == 0:
     if not restored and (source := settings.run.init_from):
       tokenizer = settings.plain["task"].get("tokenizer", "")
@@ -315,19 +315,19 @@ def _train_and_evaluate(
     # Written last: an unfinished run has no summary.
     (context.workdir / "summary.json").unlink(missing_ok=True)
   scored_again = mode == "train_and_eval" and (
-    at == settings.run.num_steps
-    or train_loop.evaluation_is_due(settings, at)
-    or len(meta["extended"]) > known  # Its end is the middle now.
+    start_step == settings.run.num_steps
+    or train_loop.evaluation_is_due(settings, start_step)
+    or len(meta["extended"]) > num_extensions  # No longer the run's last step.
   )
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   writer = metrics.Writer(
     context.workdir,
     settings.run.num_steps,
-    at,
+    start_step,
     scored_again,
     shown=tuple(dict.fromkeys(("loss", *headline, "steps_per_second"))),
     boards=boards.open_all(
-      context.workdir, at, settings.run.wandb_project, settings.plain
+      context.workdir, start_step, settings.run.wandb_project, settings.plain
     ),
     label=label,
   )
@@ -359,15 +359,15 @@ def _train_and_evaluate(
     **({"extended": meta["extended"]} if meta["extended"] else {}),
     "metrics": writer.last,
     **summary,
-    "digest": integrity.digest(integrity.record(step.learned(state))),
+    "digest": integrity.digest(integrity.record(step_lib.learned(state))),
     **outcome.costs,
   }
 
 
 def _begin(
   context: train_loop.RunContext,
-  restored: tuple[step.TrainState, dict[str, Any]] | None,
-) -> tuple[step.TrainState, dict[str, Any], teacher_lib.TeacherParams]:
+  restored: tuple[step_lib.TrainState, dict[str, Any]] | None,
+) -> tuple[step_lib.TrainState, dict[str, Any], teacher_lib.TeacherParams]:
   """(the state that training starts from, its metadata, the teacher)."""
   settings = context.program.settings
   if restored:
@@ -388,7 +388,7 @@ def _begin(
 
 
 def _continued(
-  context: train_loop.RunContext, meta: Mapping[str, Any], at: int
+  context: train_loop.RunContext, meta: Mapping[str, Any], current_step: int
 ) -> dict[str, Any]:
   """The metadata of a state, for this start of the run.
 
@@ -403,16 +403,16 @@ def _continued(
   Args:
     context: the run.
     meta: the metadata from the checkpoint.
-    at: the state's step.
+    current_step: the state's step.
   """
   options = context.program.settings.run
-  now = {"num_steps": options.num_steps, "batch_size": options.batch_size}
-  before = {name: meta.get(name, value) for name, value in now.items()}
+  current = {"num_steps": options.num_steps, "batch_size": options.batch_size}
+  before = {name: meta.get(name, value) for name, value in current.items()}
   examples = meta["batches"] * before["batch_size"]
-  changes = [] if now == before else [{"step": at, **before}]
+  changes = [] if current == before else [{"step": current_step, **before}]
   return {
     **meta,
-    **now,
+    **current,
     "batches": -(-examples // options.batch_size),
     "extended": [*meta.get("extended", []), *changes],
     "data": train_loop.checksums(context.datasets),
@@ -423,9 +423,9 @@ def _check_data(
   context: train_loop.RunContext, before: Mapping[str, str]
 ) -> None:
   """Raises UserError if the data differ from the checkpoint's."""
-  now = train_loop.checksums(context.datasets)
+  current = train_loop.checksums(context.datasets)
   changed = [
-    name for name, value in before.items() if now.get(name, value) != value
+    name for name, value in before.items() if current.get(name, value) != value
   ]
   if changed:
     raise UserError(
@@ -434,7 +434,7 @@ def _check_data(
     )
 
 
-def _fresh_state(context: train_loop.RunContext) -> step.TrainState:
+def _fresh_state(context: train_loop.RunContext) -> step_lib.TrainState:
   """The state before the first step, with parameters of run.init_from if set.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Scores a trained model: any checkpoint, on any data of its task."""
+"""Scores a trained model: any of its checkpoints, on any data of its task."""
 
 import dataclasses
 import math
@@ -33,8 +33,8 @@ def score_model(
   runs/NAME. The run itself is unchanged.
 
   Args:
-    config: the model's config, in which settings of the evaluation and of the
-      data may be others.
+    config: the model's config; settings of the evaluation and of the data may
+      differ.
     source: a work directory, or zoo:NAME.
     finish: as in `run`.
     limit: number of examples, rounded up to whole batches; 0 for all.
@@ -60,7 +60,7 @@ def score_model(
       program, dataset, evaluator, source, directory, finish
     )
     summary |= environment
-    if summary["status"] == "completed":  # Or scores of before remain.
+    if summary["status"] == "completed":  # Otherwise earlier scores remain.
       scoring.write(directory, settings, summary)
   return summary
 
@@ -78,14 +78,14 @@ def _devices(settings: config_lib.Settings) -> list[Any]:
   rows = math.gcd(
     run.batch_size // run.num_microbatches, settings.eval.batch_size
   )
-  number = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
-  if number < len(devices):
+  num_devices = max(n for n in range(1, len(devices) + 1) if rows % n == 0)
+  if num_devices < len(devices):
     print(
-      f"scoring on {number} of {len(devices)} devices, the most that divide"
-      f" batches of {rows} rows",
+      f"scoring on {num_devices} of {len(devices)} devices, the most that"
+      f" divide batches of {rows} rows",
       flush=True,
     )
-  return devices[:number]
+  return devices[:num_devices]
 
 
 def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
@@ -107,38 +107,44 @@ def check_tokens(
     settings: those with which the model is scored.
   """
   record = settings.task
-  old: dict[str, Any] = {}
+  previous: dict[str, Any] = {}
   for name, value in trained.items():
-    now = getattr(record, name, value)
-    before = tuple(value) if isinstance(now, tuple) else value
-    if now != before:
-      old[name] = before
+    current = getattr(record, name, value)
+    before = tuple(value) if isinstance(current, tuple) else value
+    if current != before:
+      previous[name] = before
 
   def differs(**before: Any) -> bool:
     try:
       task = dataclasses.replace(record, **before)
       if _have_other_tokenizers(task, record):
         return True
-      was = settings._replace(task=task, spec=settings.task_module.spec(task))
+      trained_settings = settings._replace(
+        task=task, spec=settings.task_module.spec(task)
+      )
     except UserError:
       return False  # A tokenizer that has moved: the parameters have its size.
-    return _tokens(was) != _tokens(settings)
+    return _tokens(trained_settings) != _tokens(settings)
 
-  names = [name for name, before in old.items() if differs(**{name: before})]
-  if names or differs(**old):
-    names = names[:1] or [*old]
-    now = ", ".join(f"task.{name}={getattr(record, name)!r}" for name in names)
-    then = ", ".join(repr(old[name]) for name in names)
+  names = [
+    name for name, before in previous.items() if differs(**{name: before})
+  ]
+  if names or differs(**previous):
+    names = names[:1] or [*previous]
+    changed = ", ".join(
+      f"task.{name}={getattr(record, name)!r}" for name in names
+    )
+    trained_with = ", ".join(repr(previous[name]) for name in names)
     raise UserError(
-      f"{now}: the model was trained with {then}, which its vocabulary or"
-      " length depends on"
+      f"{changed}: the model was trained with {trained_with}, which its"
+      " vocabulary or length depends on"
     )
 
 
 def _have_other_tokenizers(*tasks: Any) -> bool:
   """Whether tokenizers of two tasks differ in more than their path."""
   paths = {getattr(task, "tokenizer", "") for task in tasks}
-  if len(paths) == 1:  # Of a task without one, too.
+  if len(paths) == 1:  # Also of tasks without a tokenizer.
     return False
   return len({tokenizer_lib.Tokenizer(x).key for x in paths}) > 1
 
@@ -163,7 +169,7 @@ def _score_checkpoint(
 
   Args:
     program: the run's program.
-    dataset, evaluator: of the split of section eval.
+    dataset, evaluator: the dataset and the evaluator of `eval.split`.
     source: the run's work directory, or zoo:NAME.
     directory: where figures go, in a folder.
     finish: see `train.run`.
@@ -171,16 +177,16 @@ def _score_checkpoint(
   started, options = time.monotonic(), program.settings.eval
   folder = zoo.located(source)
   rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
-  at = None
+  step = None
   if options.checkpoint == "best":
     metric = program.settings.run.best_metric
-    at = restore.best(source, metrics.scores(rows, metric))
+    step = restore.best(source, metrics.scores(rows, metric))
   elif options.checkpoint != "newest":
-    at = int(options.checkpoint)
-  at, params = restore.chosen_params(
-    source, at, program.abstract_params, f"--workdir={source}"
+    step = int(options.checkpoint)
+  step, params = restore.chosen_params(
+    source, step, program.abstract_params, f"--workdir={source}"
   )
-  scoring.compare_data(folder, at, program.settings, dataset)
+  scoring.compare_data(folder, step, program.settings, dataset)
   values: dict[str, float] = {}
   failed: list[str] = []
   try:
@@ -198,6 +204,6 @@ def _score_checkpoint(
     "status": status,
     **({"figures_failed": failed} if failed else {}),
     "metrics": values,
-    **scoring.run_facts([dataset], params, at, started),
+    **scoring.run_facts([dataset], params, step, started),
     "digest": integrity.digest(integrity.record(params)),
   }

@@ -9,7 +9,7 @@ import jax
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.program import step
+from loopjax.program import step as step_lib
 from loopjax.run import metrics, processes
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
@@ -64,17 +64,17 @@ def nothing(scored: Scored) -> Extras:
 
 def final_scores(
   context: train_loop.RunContext,
-  state: step.TrainState,
+  state: step_lib.TrainState,
   teacher_params: Any,
   writer: metrics.Writer,
   finish: Finish,
 ) -> list[str]:
   """Final scores and figures; names of the figures that failed."""
-  params, at = context.program.scored_params(state), int(state.step)
+  params, step = context.program.scored_params(state), int(state.step)
   # Both may score the same training examples, with the same result.
-  often = context.evaluator(params, "validation")
-  for split, scores in (often | context.evaluator(params, "test")).items():
-    writer.write(at, split, scores, once=split not in often)
+  validation = context.evaluator(params, "validation")
+  for split, scores in (validation | context.evaluator(params, "test")).items():
+    writer.write(step, split, scores, once=split not in validation)
   scored = Scored(
     context.program,
     params,
@@ -85,8 +85,8 @@ def final_scores(
   )
   extras = finish(scored)
   for split, scores in extras.scores.items():
-    writer.write(at, split, scores, once=True)
-  writer.images(at, extras.files)
+    writer.write(step, split, scores, once=True)
+  writer.images(step, extras.files)
   return extras.failed
 
 
@@ -104,16 +104,19 @@ def write(
 
 
 def compare_data(
-  folder: pathlib.Path, at: int, settings: config_lib.Settings, dataset: Dataset
+  folder: pathlib.Path,
+  step: int,
+  settings: config_lib.Settings,
+  dataset: Dataset,
 ) -> None:
-  """Warns if the data that a run's own settings name are others now.
+  """Warns if the data that a run's own settings name have changed.
 
-  The files were replaced, or paths lead elsewhere from another folder. Nothing
-  is said if the user set other data, or of data without checksums.
+  The files were replaced, or relative paths name other files in another folder.
+  There is no warning if the user set other data, or for data without checksums.
 
   Args:
     folder: the run's work directory, or the folder of zoo:NAME.
-    at: step of the checkpoint.
+    step: step of the checkpoint.
     settings: those with which it is scored.
     dataset: the split that is scored.
   """
@@ -122,11 +125,11 @@ def compare_data(
   if any(scored.get(name, value) != value for name, value in trained.items()):
     return
   if restore.steps(folder):
-    before = restore.meta(folder, at).get("data", {})
+    before = restore.meta(folder, step).get("data", {})
   else:  # Of zoo:NAME.
     before = workdir_lib.read_json(folder / "summary.json").get("data", {})
-  for name, now in train_loop.checksums({"": dataset}).items():
-    if before.get(name, now) != now and jax.process_index() == 0:
+  for name, checksum in train_loop.checksums({"": dataset}).items():
+    if before.get(name, checksum) != checksum and jax.process_index() == 0:
       print(
         f"warning: {name} is not the run's: the files of section task, or its"
         " tokenizer, have changed, or are others in this folder",
@@ -135,12 +138,12 @@ def compare_data(
 
 
 def run_facts(
-  datasets: Iterable[Dataset], params: Any, at: int, started: float
+  datasets: Iterable[Dataset], params: Any, num_steps: int, started: float
 ) -> dict[str, Any]:
   """The entries that training and evaluation share."""
   return {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-    "steps": at,
+    "steps": num_steps,
     "wall_seconds": round(time.monotonic() - started, 2),
-    "data": {k: v for one in datasets for k, v in one.facts.items()},
+    "data": {k: v for dataset in datasets for k, v in dataset.facts.items()},
   }

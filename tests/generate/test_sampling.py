@@ -43,7 +43,7 @@ def test_what_is_left_out_is_as_defined():
   """Each row by its own rule, beside rows with all others."""
   rows = sampling.to_arrays(RULES)
   scaled = LOGITS / rows.temperature[:, None]
-  found = np.asarray(jax.jit(sampling.kept)(jnp.asarray(scaled), rows))
+  found = np.asarray(jax.jit(sampling.allowed)(jnp.asarray(scaled), rows))
   for logits, rule, kept in zip(LOGITS, RULES, found, strict=True):
     np.testing.assert_array_equal(kept, expected(logits, rule) > 0)
   assert len({kept.sum() for kept in found}) >= 4
@@ -52,7 +52,7 @@ def test_what_is_left_out_is_as_defined():
 def test_one_token_stays_whatever_the_mass():
   """Also for a probability mass that is 0 in float32."""
   rows = sampling.to_arrays([Sampling(top_p=1e-50), Sampling(top_p=1e-9)])
-  kept = np.asarray(sampling.kept(jnp.asarray(LOGITS[:2]), rows))
+  kept = np.asarray(sampling.allowed(jnp.asarray(LOGITS[:2]), rows))
   np.testing.assert_array_equal(kept.sum(axis=1), 1)
   np.testing.assert_array_equal(kept.argmax(1), LOGITS[:2].argmax(1))
 

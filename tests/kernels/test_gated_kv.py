@@ -48,7 +48,7 @@ CASES = {
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-  monkeypatch.setattr(pallas_tpu, "_MOST_TOKENS", 16)
+  monkeypatch.setattr(pallas_tpu, "_MAX_TOKENS", 16)
   monkeypatch.setattr(pallas_tpu, "_for_tiles", lambda: 0)
 
 

@@ -58,7 +58,7 @@ def test_a_planted_race_is_found(wait_first, capfd):
 
 
 def run_gated_kv(monkeypatch):
-  monkeypatch.setattr(pallas_tpu, "_MOST_TOKENS", 16)
+  monkeypatch.setattr(pallas_tpu, "_MAX_TOKENS", 16)
   monkeypatch.setattr(pallas_tpu, "_for_tiles", lambda: 0)
   operands = gated_kv_examples.arrays(
     jnp.float32, batch=2, tokens=20, width=256, heads=4, head_width=64,

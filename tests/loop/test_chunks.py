@@ -130,7 +130,7 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
     whole = gradients(staged, *operands)
     assert set(rows) == {10}
     rows.clear()
-    monkeypatch.setattr(chunks, "_LEAST_ROWS", 4)  # Chunks 0 and 1; 2 to 4.
+    monkeypatch.setattr(chunks, "_MIN_ROWS", 4)  # Chunks 0 and 1; 2 to 4.
     parts = gradients(staged, *operands)
   assert set(rows) == {2, 8}
   for got, want in zip(

@@ -126,7 +126,7 @@ def test_loops_that_are_drawn_are_those_that_are_fixed(num_loops, last):
 
 @pytest.mark.parametrize("run", [
   functools.partial(depth.run, num_with_gradient=50),
-  functools.partial(depth.run_all, most=50, remat=True),
+  functools.partial(depth.run_all, max_loops=50, remat=True),
 ], ids=["run", "run_all"])  # fmt: skip
 def test_weights_are_kept_once_for_all_loops(run):
   """And with recomputation, a loop stores only its carry."""

@@ -112,7 +112,7 @@ def test_changes_and_entropies_are_relative():
 
 def read_outs(rule, logits, padding=0):
   """The evidence [K, B] of logits [K, B, V]."""
-  seen, found = exits.nothing_seen(rule, *logits.shape[1:]), []
+  seen, found = exits.no_read_outs(rule, *logits.shape[1:]), []
   for one in logits:
     evidence, seen = exits.read_out_evidence(rule, seen, one, padding)
     found.append(np.asarray(evidence))

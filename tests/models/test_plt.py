@@ -169,11 +169,11 @@ def turned_back(query):
 # What is replaced, and by which function of it.
 FAULTS = {
   "a window of one token more": (
-    (plt, "_own"),
+    (plt, "_causal_part"),
     lambda own: lambda x, ids, reach=None: own(x, ids, reach and reach + 1),
   ),
   "a window of one token less": (
-    (plt, "_own"),
+    (plt, "_causal_part"),
     lambda own: lambda x, ids, reach=None: own(x, ids, reach and reach - 1),
   ),
   "a gate of queries that are not rotated": (

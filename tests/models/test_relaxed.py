@@ -103,8 +103,8 @@ def test_the_shared_layers_are_means_and_differences_their_best_of_a_rank():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("apart", [False, True])
-def test_they_are_read_as_at_once(apart):
+@pytest.mark.parametrize("unstack", [False, True])
+def test_they_are_read_as_at_once(unstack):
   """Token by token, with layers apart, and slots of the cache."""
   params = drawn()
   whole = examples.run(recurrent, CONFIG, SPEC, TOKENS, params).logits
@@ -114,7 +114,7 @@ def test_they_are_read_as_at_once(apart):
     model = examples.merged(recurrent, CONFIG, SPEC, params)
     cache = recurrent.empty_cache(model, 3, 8)
     first, cache = recurrent.read(model, TOKENS[:, :6], cache)
-    cache = cache.of_rows(jnp.arange(3), None, apart=apart)
+    cache = cache.of_rows(jnp.arange(3), None, unstack=unstack)
     model = recurrent.unstacked(model)
     found = [first.logits]
     for n in (6, 7):

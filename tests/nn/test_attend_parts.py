@@ -58,7 +58,7 @@ def by_softmax(query, *parts):
   """One softmax over all keys."""
   tokens = query.shape[1]
   seen = [
-    jnp.broadcast_to(x.seen(tokens), (2, tokens, x.num_keys)) for x in parts
+    jnp.broadcast_to(x.mask(tokens), (2, tokens, x.num_keys)) for x in parts
   ]
   key, value = (
     jnp.concatenate([x[i] for x in parts], axis=1) for i in range(2)

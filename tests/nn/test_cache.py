@@ -146,16 +146,16 @@ def test_a_span_is_the_first_places():
     np.testing.assert_array_equal(other, -got)
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("unstack", [False, True])
 @pytest.mark.parametrize("kind", cache_lib.KINDS)
-def test_rows_are_read_and_written_apart_from_others(kind, apart):
+def test_rows_are_read_and_written_apart_from_others(kind, unstack):
   """As in the whole cache; rows out of range are absent."""
 
-  def filled(cache, valid, apart=False):
+  def filled(cache, valid, unstack=False):
     places = cache.places(jnp.asarray(valid))
     shape = (*valid.shape, 2, 4)
     for number in range(SLOTS):
-      slot = number if apart else jnp.asarray(number)
+      slot = number if unstack else jnp.asarray(number)
       key = jnp.sin(number + jnp.arange(1.0, 1 + np.prod(shape)))
       cache = cache.write(slot, key.reshape(shape), -key.reshape(shape), places)
     return cache.extended(places)
@@ -163,15 +163,15 @@ def test_rows_are_read_and_written_apart_from_others(kind, apart):
   whole = filled(caches(kind), np.arange(2)[None] < [[2], [1], [0]])
   rows = jnp.asarray([2, ROWS, 0])
   part = filled(
-    whole.of_rows(rows, 5, apart=apart), np.ones((3, 2), bool), apart
+    whole.of_rows(rows, 5, unstack=unstack), np.ones((3, 2), bool), unstack
   )
-  assert part.capacity == 5 and part.apart == apart
+  assert part.capacity == 5 and part.is_unstacked == unstack
   found = whole.with_rows(part, rows, 3)
   assert found.length.tolist() == [4, 1, 2]
   for old, some, new in (
     (whole.key, part.key, found.key), (whole.value, part.value, found.value),
   ):  # fmt: skip
-    some = jnp.stack(some) if apart else some
+    some = jnp.stack(some) if unstack else some
     np.testing.assert_array_equal(new[:, 1], old[:, 1])
     for place, row in ((0, 2), (2, 0)):
       length = found.length[row]

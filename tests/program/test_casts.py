@@ -84,8 +84,8 @@ def test_a_stack_is_cast_before_loops_and_its_gradients_after(remat):
 
 @pytest.mark.parametrize("run", [
   functools.partial(depth.run, num_with_gradient=5),
-  functools.partial(depth.run_all, most=5, remat=False),
-  functools.partial(depth.run_all, most=5, remat=True),
+  functools.partial(depth.run_all, max_loops=5, remat=False),
+  functools.partial(depth.run_all, max_loops=5, remat=True),
 ], ids=["last", "all", "remat"])  # fmt: skip
 def test_loops_whose_number_is_drawn_cast_nothing(run):
   """Nor do parameters under a condition, one branch of which is unused."""

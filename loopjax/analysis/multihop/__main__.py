@@ -121,7 +121,7 @@ def analyse(
   )
   model = instrumented.from_run(run)
   observed = model.observe(question_set)
-  found = [
+  results = [
     *readings.stages(question_set, observed),
     *readings.role_exposure(question_set, observed),
     *readings.logit_lens(question_set, observed),
@@ -136,14 +136,14 @@ def analyse(
     notes = [f"skipped intervention and patching: {reason}"]
   else:
     edited, left_out = _edit(run, model, question_set, observed, loop, position)
-    found += edited
+    results += edited
     notes += left_out
-  if not rows.select(found, "role_exposure"):
+  if not rows.select(results, "role_exposure"):
     notes.append("skipped role exposure: there are no test_id questions")
   for table in _TABLES:
-    if text := table(found):
+    if text := table(results):
       print(f"\n{text}")
-  _write(workdir, output, run, found, notes)
+  _write(workdir, output, run, results, notes)
 
 
 def _check(
@@ -197,15 +197,15 @@ def _edit(
   table = interventions.fact_table(
     task_lib.make_graph(config), config.num_relations
   )
-  found, notes = [], []
+  results, notes = [], []
   for place in interventions.places(
     question_set, model.num_loops, loop, position
   ):
-    found += interventions.sweep(model, question_set, observed, place)
+    results += interventions.sweep(model, question_set, observed, place)
     patched, left_out = interventions.patch(
       model, question_set, observed, place, table, 2 * config.num_entities
     )
-    found += patched
+    results += patched
     notes += left_out
   for hop in range(model.num_loops, config.max_hops):
     notes.append(
@@ -218,14 +218,14 @@ def _edit(
       for split, hops, members in question_set.by_split()
       if hops > 1 and question_set.last[members[0]] < position
     ]
-  return found, notes
+  return results, notes
 
 
 def _write(
   workdir: pathlib.Path,
   output: pathlib.Path,
   run: trained.TrainedModel,
-  found: list[rows.Row],
+  results: list[rows.Row],
   notes: list[str],
 ) -> None:
   """Writes rows and figures; prints the skipped analyses and the file paths."""
@@ -233,10 +233,10 @@ def _write(
     for old in output.glob(pattern):
       old.unlink()
   path = output / "analysis.jsonl"
-  workdir_lib.write_json_lines(path, [{"step": run.step, **x} for x in found])
+  workdir_lib.write_json_lines(path, [{"step": run.step, **x} for x in results])
   stages = figures.draw_stages(
     workdir_lib.read_metrics(workdir),
-    rows.values_of(rows.select(found, "stage"), "split"),
+    rows.values_of(rows.select(results, "stage"), "split"),
     run.settings.eval_loops,
     output,
   )
@@ -246,11 +246,11 @@ def _write(
     )
   pictures = [
     *stages,
-    *figures.draw_lens(found, output),
-    *figures.draw_cosines(found, output),
-    *figures.draw_interventions(found, output),
-    *figures.draw_patching(found, output),
-    *figures.draw_role_exposure(found, output),
+    *figures.draw_lens(results, output),
+    *figures.draw_cosines(results, output),
+    *figures.draw_interventions(results, output),
+    *figures.draw_patching(results, output),
+    *figures.draw_role_exposure(results, output),
   ]
   print("", *notes, "", path, *pictures, sep="\n")
 

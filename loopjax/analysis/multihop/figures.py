@@ -60,12 +60,12 @@ def draw_stages(
 
 
 def draw_lens(
-  found: Sequence[rows.Row], directory: pathlib.Path
+  results: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """lens.png: probability of every entity by loop, position and split."""
   lens = [
     row
-    for row in rows.select(found, "lens")
+    for row in rows.select(results, "lens")
     if not row["split"].endswith("_atom")
   ]
   if not lens:
@@ -131,10 +131,10 @@ def _draw_map(
 
 
 def draw_cosines(
-  found: Sequence[rows.Row], directory: pathlib.Path
+  results: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """cosines.png: bridge k after loop k at its position, and controls."""
-  cosine = rows.select(found, "cosine")
+  cosine = rows.select(results, "cosine")
   ours = [
     row
     for row in cosine
@@ -145,9 +145,9 @@ def draw_cosines(
     return []
   metrics = [n for n in tables.STATES if any(n in row for row in ours)]
   bridges = rows.values_of(ours, "entity")
-  most = len(rows.values_of(ours, "split"))
+  num_splits = len(rows.values_of(ours, "split"))
   figure = draw.new(
-    max(3.4, 1.3 + 0.8 * most) * len(metrics), 3.1 * len(bridges) + 0.9
+    max(3.4, 1.3 + 0.8 * num_splits) * len(metrics), 3.1 * len(bridges) + 0.9
   )
   grid = figure.subplots(len(bridges), len(metrics), squeeze=False, sharey=True)
   colors = (draw.BLUE, draw.ORANGE, draw.PURPLE, draw.GREY)
@@ -188,10 +188,10 @@ def _at_same_place(
 
 
 def draw_role_exposure(
-  found: Sequence[rows.Row], directory: pathlib.Path
+  results: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """role_exposure.png: accuracy by the facts composed in their positions."""
-  role_exposure = rows.select(found, "role_exposure")
+  role_exposure = rows.select(results, "role_exposure")
   if not role_exposure:
     return []
   last = max(row["loop"] for row in role_exposure)
@@ -273,10 +273,10 @@ def _style(split: str) -> dict[str, Any]:
 
 
 def draw_interventions(
-  found: Sequence[rows.Row], directory: pathlib.Path
+  results: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """intervention_loop<k>.png: accuracy by alpha (figure 2, right)."""
-  sweep = rows.select(found, "intervention")
+  sweep = rows.select(results, "intervention")
   return [
     _draw_loop(rows.select(sweep, "intervention", loop=loop), loop, directory)
     for loop in rows.values_of(sweep, "loop")
@@ -315,19 +315,19 @@ def _draw_loop(
   return draw.save(figure, directory / f"intervention_loop{loop}.png")
 
 
-def _where(found: Sequence[rows.Row]) -> str:
+def _where(results: Sequence[rows.Row]) -> str:
   """The position of the rows as text; it may vary with more than two hops."""
-  positions = rows.values_of(found, "position")
+  positions = rows.values_of(results, "position")
   if len(positions) > 1:
     return "the bridge's position"
   return f"position {positions[0]}"
 
 
 def draw_patching(
-  found: Sequence[rows.Row], directory: pathlib.Path
+  results: Sequence[rows.Row], directory: pathlib.Path
 ) -> list[pathlib.Path]:
   """patching.png: how often the answer becomes the implied one or stays."""
-  patched = rows.select(found, "patching")
+  patched = rows.select(results, "patching")
   loops = rows.values_of(patched, "loop")
   if not loops:
     return []

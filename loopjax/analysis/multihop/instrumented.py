@@ -38,9 +38,9 @@ def at_scale(
   if kind == "final_norm":
     return final_norm(vectors)
   assert kind == "match_hidden", kind
-  wanted = jnp.linalg.norm(states, axis=-1, keepdims=True)
+  norms = jnp.linalg.norm(states, axis=-1, keepdims=True)
   length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
-  return vectors * (wanted / jnp.maximum(length, _EPSILON))
+  return vectors * (norms / jnp.maximum(length, _EPSILON))
 
 
 def blend(

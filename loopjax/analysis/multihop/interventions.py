@@ -83,7 +83,7 @@ def sweep(
     "random_entity": questions.random_entity[members],
   }
   assert tuple(targets) == TARGETS
-  found = []
+  results = []
   for target, tokens in targets.items():
     for kind in instrumented.NORMS:
       vectors = model.embed(tokens, states, kind)
@@ -93,7 +93,7 @@ def sweep(
         for split, _, inside in questions.by_split():
           chosen = np.isin(members, inside)
           if chosen.any():
-            found.append(
+            results.append(
               rows.make(
                 "intervention",
                 split,
@@ -105,7 +105,7 @@ def sweep(
                 alpha=alpha,
               )
             )
-  return found
+  return results
 
 
 _MAX_CANDIDATES = 64
@@ -202,7 +202,7 @@ def patch(
   Returns:
     (rows, a line for every split without a usable pair).
   """
-  found, notes = [], []
+  results, notes = [], []
   for split, hops, inside in questions.by_split():
     chosen = np.isin(place.rows, inside)
     members, position = place.rows[chosen], place.position[chosen]
@@ -231,7 +231,7 @@ def patch(
         "implied": (answers == pairs.implied)[used],
         "stays": (answers == before)[used],
       }
-      found.append(
+      results.append(
         {
           **rows.make(
             "patching", split, place.loop, int(where[0]), samples, place=name
@@ -240,7 +240,7 @@ def patch(
           "qualified": pairs.qualified / pairs.examined,
         }
       )
-  return found, notes
+  return results, notes
 
 
 def patched_answers(

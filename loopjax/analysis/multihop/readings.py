@@ -21,12 +21,12 @@ def role_exposure(
   questions: Questions, observed: instrumented.Observed
 ) -> list[rows.Row]:
   """Accuracy after every loop by role exposure, see `chains.role_exposure`."""
-  found = []
+  results = []
   for group, name in enumerate(questions.role_exposure_names):
     members = np.flatnonzero(questions.role_exposure == group)
     split, _, label = name.partition("/")
     if len(members):
-      found += _stages(
+      results += _stages(
         "role_exposure",
         split,
         members,
@@ -34,7 +34,7 @@ def role_exposure(
         observed,
         role_exposure=label,
       )
-  return found
+  return results
 
 
 def _stages(
@@ -79,12 +79,12 @@ def logit_lens(
     "argmax": is_argmax,
     "first_argmax": first_loops(is_argmax),
   }
-  found = []
+  results = []
   for split, hops, members in questions.by_split():
     for hop in range(1, hops + 1):
       part = {key: v[members, ..., hop - 1] for key, v in samples.items()}
-      found += _grid("lens", split, members, questions, part, hop=hop)
-  return found
+      results += _grid("lens", split, members, questions, part, hop=hop)
+  return results
 
 
 def cosines(
@@ -96,7 +96,7 @@ def cosines(
   that the question does not involve. No channel follows the last loop: its rows
   have no "mixed" cosines.
   """
-  found = []
+  results = []
   compared = instrumented.tokens_compared(questions)
   for split, _, members in questions.by_split():
     for index, (name, ids) in enumerate(compared.items()):
@@ -107,10 +107,10 @@ def cosines(
       }
       # The entities after each hop come first.
       hop = index + 1 if index < questions.num_hops else None
-      found += _grid(
+      results += _grid(
         "cosine", split, members, questions, part, hop=hop, entity=name
       )
-  return found
+  return results
 
 
 def _grid(

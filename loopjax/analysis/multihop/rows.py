@@ -49,11 +49,11 @@ def make(
 
 def select(rows: Iterable[Row], analysis: str, **labels: Any) -> list[Row]:
   """The rows of an analysis that have all these labels."""
-  wanted = {"analysis": analysis, **labels}
+  conditions = {"analysis": analysis, **labels}
   return [
     row
     for row in rows
-    if all(row.get(name) == value for name, value in wanted.items())
+    if all(row.get(name) == value for name, value in conditions.items())
   ]
 
 

@@ -15,48 +15,48 @@ STATES = {
 }
 
 
-def stages(found: Sequence[rows.Row]) -> str:
+def stages(results: Sequence[rows.Row]) -> str:
   """Accuracy after every loop (DiscoLoop, table 1a)."""
   return _by_loop(
     "Accuracy after each loop, % ± standard error",
-    rows.select(found, "stage"),
+    rows.select(results, "stage"),
     ("split",),
   )
 
 
-def role_exposure(found: Sequence[rows.Row]) -> str:
+def role_exposure(results: Sequence[rows.Row]) -> str:
   """Accuracy after every loop by role exposure, see `chains.role_exposure`."""
   return _by_loop(
     "The same, by which facts were composed in their positions in training",
-    rows.select(found, "role_exposure"),
+    rows.select(results, "role_exposure"),
     ("split", "role_exposure"),
   )
 
 
-def _by_loop(title: str, found: Sequence[rows.Row], labels) -> str:
-  loops = rows.values_of(found, "loop")
+def _by_loop(title: str, results: Sequence[rows.Row], labels) -> str:
+  loops = rows.values_of(results, "loop")
   lines = [
     [
       *group,
       str(cells[0]["count"]),
       *(_percent(row, "accuracy") for row in cells),
     ]
-    for group, cells in _grouped(found, labels)
+    for group, cells in _grouped(results, labels)
   ]
   return _table(title, [*labels, "n", *(f"loop {k}" for k in loops)], lines)
 
 
-def _grouped(found: Iterable[rows.Row], labels: Sequence[str]):
+def _grouped(results: Iterable[rows.Row], labels: Sequence[str]):
   """(values of these labels, the rows that have them), in order."""
   groups: dict[tuple, list[rows.Row]] = {}
-  for row in found:
+  for row in results:
     groups.setdefault(tuple(row[x] for x in labels), []).append(row)
   return groups.items()
 
 
-def logit_lens(found: Sequence[rows.Row]) -> str:
+def logit_lens(results: Sequence[rows.Row]) -> str:
   """Bridge k after loop k, at its position and at its maximum (table 1b)."""
-  lens = rows.select(found, "lens")
+  lens = rows.select(results, "lens")
   lines = []
   for split, entity, loop in _bridges(lens):
     cells = rows.select(lens, "lens", split=split, entity=entity, loop=loop)
@@ -87,17 +87,17 @@ def logit_lens(found: Sequence[rows.Row]) -> str:
   )
 
 
-def cosines(found: Sequence[rows.Row]) -> str:
+def cosines(results: Sequence[rows.Row]) -> str:
   """Bridge k after loop k beside its controls (table 1b)."""
-  cosine = rows.select(found, "cosine")
+  cosine = rows.select(results, "cosine")
   lines = []
   for split, entity, loop in _bridges(cosine):
     cells = rows.select(cosine, "cosine", split=split, entity=entity, loop=loop)
     for metric in (name for name in STATES if name in cells[0]):
       for mark, row in _fixed_and_best(cells, metric):
-        here = {"split": split, "loop": loop, "position": row["position"]}
+        cell = {"split": split, "loop": loop, "position": row["position"]}
         controls = [
-          rows.select(cosine, "cosine", entity=name, **here)[0]
+          rows.select(cosine, "cosine", entity=name, **cell)[0]
           for name in controls_of(entity)
         ]
         lines.append(
@@ -120,9 +120,9 @@ def controls_of(bridge: str) -> tuple[str, ...]:
   return "start", f"relation{hop}", "random_entity"
 
 
-def intervention(found: Sequence[rows.Row]) -> str:
+def intervention(results: Sequence[rows.Row]) -> str:
   """Accuracy by alpha (figure 2, right)."""
-  sweep = rows.select(found, "intervention")
+  sweep = rows.select(results, "intervention")
   alphas = rows.values_of(sweep, "alpha")
   labels = ("target", "norm", "split", "loop", "position")
   lines = [
@@ -139,7 +139,7 @@ def intervention(found: Sequence[rows.Row]) -> str:
   )
 
 
-def patching(found: Sequence[rows.Row]) -> str:
+def patching(results: Sequence[rows.Row]) -> str:
   """How often the donor's bridge determines the answer."""
   lines = [
     [
@@ -152,7 +152,7 @@ def patching(found: Sequence[rows.Row]) -> str:
       f"{row['examined']}",
       f"{100 * row['qualified']:.1f}",
     ]
-    for row in rows.select(found, "patching")
+    for row in rows.select(results, "patching")
   ]
   header = ["split", "after", "at", "n", "implied, %", "stays, %"]
   return _table(
@@ -163,12 +163,12 @@ def patching(found: Sequence[rows.Row]) -> str:
   )
 
 
-def _bridges(found: Iterable[rows.Row]) -> list[tuple[str, str, int]]:
+def _bridges(results: Iterable[rows.Row]) -> list[tuple[str, str, int]]:
   """(split, bridge, k) of every bridge k that has a loop k."""
   return list(
     dict.fromkeys(
       (row["split"], row["entity"], row["loop"])
-      for row in found
+      for row in results
       if row["entity"] == f"bridge{row['loop']}"
     )
   )

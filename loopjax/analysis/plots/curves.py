@@ -304,8 +304,8 @@ def _by_pass(
 
 def _retention(axes: axes_lib.Axes, rows: series.Rows) -> None:
   """Plots the retained fraction, mean over passes, by memory layer."""
-  found = {m[1] for row in rows for key in row if (m := _LAYER.fullmatch(key))}
-  for layer in sorted(map(int, found)):
+  layers = {m[1] for row in rows for key in row if (m := _LAYER.fullmatch(key))}
+  for layer in sorted(map(int, layers)):
     name = f"retention/memory={layer}"
     steps, values = series.by_loop(rows, "train", name)
     label = f"memory layer {layer + 1}"

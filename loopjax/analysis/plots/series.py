@@ -11,12 +11,12 @@ Rows = list[dict[str, Any]]
 
 def scalar(rows: Rows, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Steps and values of one metric, [N] each, in the rows that have it."""
-  found = [
+  points = [
     (row["step"], row[name])
     for row in rows
     if row["split"] == split and name in row
   ]
-  steps, values = zip(*found, strict=True) if found else ((), ())
+  steps, values = zip(*points, strict=True) if points else ((), ())
   return np.asarray(steps, int), np.asarray(values, float)
 
 
@@ -45,12 +45,12 @@ def by_depth(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Numbers of loops, from 1, and a final score of the output after each."""
   prefix = f"{name}/loop="
-  found = sorted(
+  points = sorted(
     (int(key.removeprefix(prefix)) + 1, value)
     for key, value in metrics.items()
     if key.startswith(prefix)
   )
-  loops, values = zip(*found, strict=True) if found else ((), ())
+  loops, values = zip(*points, strict=True) if points else ((), ())
   return np.asarray(loops, int), np.asarray(values, float)
 
 
@@ -58,9 +58,9 @@ def _numbered(
   rows: Rows, split: str, prefix: str
 ) -> tuple[np.ndarray, np.ndarray]:
   """Steps [N] and values [N, K] of the metrics prefix0, prefix1, ..."""
-  whole = re.compile(re.escape(prefix) + r"\d+")
+  pattern = re.compile(re.escape(prefix) + r"\d+")
   rows = [row for row in rows if row["split"] == split]
-  keys = {key for row in rows for key in row if whole.fullmatch(key)}
+  keys = {key for row in rows for key in row if pattern.fullmatch(key)}
   ordered = [f"{prefix}{number}" for number in range(len(keys))]
   complete = [
     row for row in rows if keys and all(key in row for key in ordered)

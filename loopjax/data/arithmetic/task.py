@@ -56,15 +56,15 @@ def draw_expressions(
   """
   width = 2 * max_operations + 1
   tokens = np.full((len(positions), width), -1)
-  wanted = np.arange(len(positions))
+  pending = np.arange(len(positions))
   for attempt in itertools.count():
     seed = pipeline.stream_seed(stream, attempt)
-    numbers = pipeline.uniforms(seed, positions[wanted], 2 * width)
-    drawn = _expressions(modulus, operations[wanted], numbers)
-    tokens[wanted] = drawn
+    numbers = pipeline.uniforms(seed, positions[pending], 2 * width)
+    drawn = _expressions(modulus, operations[pending], numbers)
+    tokens[pending] = drawn
     outside = ~np.isin(_hash(drawn) % np.uint64(_PARTS), PARTS[split])
-    wanted = wanted[outside]
-    if not len(wanted):
+    pending = pending[outside]
+    if not len(pending):
       break
   return tokens
 
@@ -107,18 +107,18 @@ def _expressions(
   tokens = np.full((batch, width), -1)
   for place in range(width):
     active = height > 0
-    left_over = stack[rows, height - 1]
+    num_operations = stack[rows, height - 1]
     which, share = numbers[:, 2 * place], numbers[:, 2 * place + 1]
     number = (which * modulus).astype(np.int64)
     operator = modulus + (which * NUM_OPERATORS).astype(np.int64)
-    is_operator = active & (left_over > 0)
+    is_operator = active & (num_operations > 0)
     token = np.where(is_operator, operator, number)
     tokens[:, place] = np.where(active, token, -1)
-    left = (share * left_over).astype(np.int64)
+    left = (share * num_operations).astype(np.int64)
     inner = rows[is_operator]
-    at = height[is_operator]
-    stack[inner, at - 1] = (left_over - 1 - left)[is_operator]
-    stack[inner, at] = left[is_operator]
+    top = height[is_operator]
+    stack[inner, top - 1] = (num_operations - 1 - left)[is_operator]
+    stack[inner, top] = left[is_operator]
     height += np.where(is_operator, 1, np.where(active, -1, 0))
   return tokens
 
@@ -248,19 +248,19 @@ def make_dataset(
   positions = np.arange(config.num_eval_examples)
   groups = positions % len(config.eval_operations)
   tokens = drawn_tokens(positions, np.array(config.eval_operations)[groups])
-  kept = distinct(tokens)  # Pseudorandom order.
-  tokens, groups = tokens[kept], groups[kept].astype(np.int32)
+  unique = distinct(tokens)  # Pseudorandom order.
+  tokens, groups = tokens[unique], groups[unique].astype(np.int32)
 
   def make_evaluation(indices, _):
     return {**make(tokens[indices]), "group/operations": groups[indices]}
 
   batches = pipeline.evaluation_batches(
-    make_evaluation, len(kept), batch_size, rows
+    make_evaluation, len(unique), batch_size, rows
   )
   return Dataset(
     batches,
     groups={"operations": tuple(map(str, config.eval_operations))},
-    facts={f"{split}_examples": len(kept)},
+    facts={f"{split}_examples": len(unique)},
   )
 
 
@@ -270,5 +270,5 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": the value is right; "loss": its cross-entropy in nats.
   """
   losses, predicted = token_losses.scores(output, batch["targets"])
-  right = predicted[:, -1] == batch["targets"][:, -1]
-  return {"exact_match": right.astype(jnp.float32), "loss": losses[:, -1]}
+  correct = predicted[:, -1] == batch["targets"][:, -1]
+  return {"exact_match": correct.astype(jnp.float32), "loss": losses[:, -1]}

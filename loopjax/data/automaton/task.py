@@ -203,8 +203,8 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   num = losses.shape[1]  # All tokens, or only the last ones.
   targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
   num_labels = jnp.sum(weights, axis=1)
-  right = (predicted == targets).astype(jnp.float32)
-  num_right = jnp.sum(right * weights, axis=1)
+  correct = (predicted == targets).astype(jnp.float32)
+  num_right = jnp.sum(correct * weights, axis=1)
   return {
     "exact_match": (num_right == num_labels).astype(jnp.float32),
     "label_accuracy": num_right / num_labels,

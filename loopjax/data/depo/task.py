@@ -161,9 +161,11 @@ def training_sizes(
     pipeline.stream_seed(_SIZES, 0, seed), indices, 1 + config.num_queries
   )
   sizes = np.arange(config.min_nodes, config.num_nodes + 1)
-  below = np.cumsum(1 / (sizes + np.sqrt(config.num_nodes)))
-  at = np.searchsorted(below / below[-1], numbers[:, 0], side="right")
-  return sizes[at], 1 + (numbers[:, 1:] * config.max_hops).astype(np.int64)
+  cumulative = np.cumsum(1 / (sizes + np.sqrt(config.num_nodes)))
+  index = np.searchsorted(
+    cumulative / cumulative[-1], numbers[:, 0], side="right"
+  )
+  return sizes[index], 1 + (numbers[:, 1:] * config.max_hops).astype(np.int64)
 
 
 def examples(
@@ -202,9 +204,13 @@ def examples(
   sinks = (sources + 1) % num_nodes[:, None]
   ends = np.stack([sources, sinks], axis=2).reshape(len(indices), -1)
   is_edge = np.arange(2 * config.num_nodes) < 2 * num_nodes[:, None]
-  present = _of(letters, ends) & is_edge[..., None]
+  present = _take(letters, ends) & is_edge[..., None]
   context = pipeline.in_a_row(
-    _of(nodes, ends), present, config.context_length, config.padding, front=True
+    _take(nodes, ends),
+    present,
+    config.context_length,
+    config.padding,
+    front=True,
   )
   questions, is_answer = _questions(
     config, nodes, letters, num_nodes, starts[:, : config.num_queries], hops
@@ -242,12 +248,12 @@ def draw_words(
     )
     drawn = np.concatenate([drawn, _word_numbers(config, numbers)], axis=1)
     new = _first_occurrences(drawn)
-    how_many = np.cumsum(new, axis=1)
-    if (how_many[:, -1] >= num_nodes).all():
+    num_distinct = np.cumsum(new, axis=1)
+    if (num_distinct[:, -1] >= num_nodes).all():
       break
   words = np.full((len(indices), config.num_nodes), -1)
-  taken = np.arange(config.num_nodes) < num_nodes[:, None]
-  words[taken] = drawn[new & (how_many <= num_nodes[:, None])]
+  is_word = np.arange(config.num_nodes) < num_nodes[:, None]
+  words[is_word] = drawn[new & (num_distinct <= num_nodes[:, None])]
   return words
 
 
@@ -257,7 +263,7 @@ def answer_length(config: Config) -> int:
 
 
 def _word_numbers(config: Config, numbers: np.ndarray) -> np.ndarray:
-  """Words from uniform numbers: a uniform length, then a uniform word of it."""
+  """Words from uniform numbers: the length is uniform, then the word."""
   counts = np.array(config.word_counts)
   scaled = numbers * len(counts)
   which = scaled.astype(np.int64)
@@ -311,23 +317,23 @@ def _questions(
   ends = (starts + hops) % num_nodes[:, None]
   hop = (config.first_hop - 1 + hops)[..., None].astype(np.int32)
   mark = np.full_like(hop, config.answer)
-  tokens = [hop, _of(nodes, starts), mark, _of(nodes, ends)]
+  tokens = [hop, _take(nodes, starts), mark, _take(nodes, ends)]
   always = np.ones(hop.shape, bool)
-  answers = _of(letters, ends)
-  present = [always, _of(letters, starts), always, answers]
-  of_answer = [np.zeros_like(part) for part in present[:3]] + [answers]
+  answers = _take(letters, ends)
+  present = [always, _take(letters, starts), always, answers]
+  is_answer = [np.zeros_like(part) for part in present[:3]] + [answers]
   is_query = np.arange(config.num_queries) < num_nodes[:, None]
-  kept = np.concatenate(present, axis=2) & is_query[..., None]
+  used = np.concatenate(present, axis=2) & is_query[..., None]
   length = answer_length(config)
   return (
     pipeline.in_a_row(
-      np.concatenate(tokens, axis=2), kept, length, config.padding
+      np.concatenate(tokens, axis=2), used, length, config.padding
     ),
-    pipeline.in_a_row(np.concatenate(of_answer, axis=2), kept, length, False),
+    pipeline.in_a_row(np.concatenate(is_answer, axis=2), used, length, False),
   )
 
 
-def _of(table: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _take(table: np.ndarray, places: np.ndarray) -> np.ndarray:
   """Entries of each example's own table: [B, N, W], [B, S] -> [B, S, W]."""
   return np.take_along_axis(table, places[..., None], axis=1)
 

@@ -74,25 +74,25 @@ def draw_structures(
   counted_by = np.full(shape, -1)
   nodes, slots = np.arange(MAX_NODES), np.arange(MAX_OPERANDS)
   rows = np.arange(len(numbers))
-  rest, created = operations, np.ones(len(numbers), np.int64)
+  remaining, created = operations, np.ones(len(numbers), np.int64)
   role = np.where(reverse, _TOTAL, _ANY)
   for node in range(MAX_NODES):
     others = np.maximum(created - node - 1, 0)
-    cumulative = _CUMULATIVE[role, others, rest]
+    cumulative = _CUMULATIVE[role, others, remaining]
     option = (numbers[:, node, :1] >= cumulative).sum(axis=1)
     kind, num, shared = _OPTIONS[option].T
     may_share = (nodes > node) & (nodes < created[:, None])
     keys = np.where(may_share, numbers[:, node, 1:], 1.0)
     old = np.argsort(keys, axis=1, kind="stable")[:, :MAX_OPERANDS]
     new = created[:, None] + slots - shared[:, None]
-    taken = slots < num[:, None]
-    chosen = np.where(slots < shared[:, None], old, new) * taken
+    is_operand = slots < num[:, None]
+    chosen = np.where(slots < shared[:, None], old, new) * is_operand
     for slot in slots:
-      counted = taken[:, slot] & (kind == TOTAL)
+      counted = is_operand[:, slot] & (kind == TOTAL)
       counted_by[rows[counted], chosen[counted, slot]] = node
     kinds[:, node], num_operands[:, node], operands[:, node] = kind, num, chosen
     created = created + num - shared
-    rest = rest - num - np.isin(kind, WITH_NUMBER)
+    remaining = remaining - num - np.isin(kind, WITH_NUMBER)
     if node + 1 < MAX_NODES:
       role = np.where(counted_by[:, node + 1] >= 0, _ITEM, _ANY)
   return kinds, num_operands, operands, counted_by
@@ -111,17 +111,17 @@ def _cumulative_probabilities() -> np.ndarray:
   costs = nums + np.isin(kinds, WITH_NUMBER)
   probabilities = np.zeros((3, MAX_NODES, MAX_NODES + 1, len(_OPTIONS)))
   probabilities[:, :, 0, 0] = 1  # After the last node.
-  for role, others, rest in itertools.product(
+  for role, others, remaining in itertools.product(
     *map(range, probabilities.shape[:3])
   ):
-    waiting, after = others + nums - shared, rest - costs
+    waiting, after = others + nums - shared, remaining - costs
     fits = (kinds != ABSENT) & (shared <= others)
     fits &= (after >= waiting) & ((waiting > 0) | (after == 0))
     if role != _ANY:
       fits &= (kinds == TOTAL) == (role == _TOTAL)
     for kind in _NUM_OPERANDS:
       options = fits & (kinds == kind)
-      probabilities[role, others, rest] += options / max(options.sum(), 1)
+      probabilities[role, others, remaining] += options / max(options.sum(), 1)
   sums = np.cumsum(probabilities, axis=-1)
   return sums / np.where(sums[..., -1:] > 0, sums[..., -1:], 1)
 
@@ -182,9 +182,13 @@ def draw(
   constants = draw_numbers(config, kinds, numbers[:, :, 0])
   values = np.zeros_like(kinds)
   for node in reversed(range(MAX_NODES)):
-    here = np.s_[:, node : node + 1]
-    operands[here], values[here] = arrange(
-      kinds[here], constants[here], num_operands[here], operands[here], values
+    column = np.s_[:, node : node + 1]
+    operands[column], values[column] = arrange(
+      kinds[column],
+      constants[column],
+      num_operands[column],
+      operands[column],
+      values,
     )
   answer_node = np.zeros(len(kinds), np.int64)
   graphs = Graphs(
@@ -215,15 +219,15 @@ def until_good(
   Returns:
     Arrays [B, ...].
   """
-  left = np.arange(num)
-  result, good = draw(0, left)
+  pending = np.arange(num)
+  result, good = draw(0, pending)
   for attempt in itertools.count(1):
-    left = left[~good]
-    if not left.size:
+    pending = pending[~good]
+    if not pending.size:
       break
-    parts, good = draw(attempt, left)
-    for whole, part in zip(result, parts, strict=True):
-      whole[left] = part
+    parts, good = draw(attempt, pending)
+    for result_rows, part in zip(result, parts, strict=True):
+      result_rows[pending] = part
   return result
 
 
@@ -241,8 +245,8 @@ def joined(graph: Graphs, others: Graphs) -> Graphs:
   num = len(graph.kinds)
   parts = Graphs(
     *(
-      np.concatenate([one[:, None], more.reshape(num, -1, *one.shape[1:])], 1)
-      for one, more in zip(graph, others, strict=True)
+      np.concatenate([x[:, None], y.reshape(num, -1, *x.shape[1:])], axis=1)
+      for x, y in zip(graph, others, strict=True)
     )
   )
   first = MAX_NODES * np.arange(parts.answer_node.shape[1])

@@ -220,8 +220,8 @@ def present(stated: Statements) -> np.ndarray:
   parts = [np.ones((*shape, 5), bool)]
   for place in range(MAX_OPERANDS):
     is_there = num_operands > place
-    more = (num_operands > place + 1) | (has_number & (place == 0))
-    parts += [np.repeat(is_there[..., None], 4, axis=2), more[..., None]]
+    continues = (num_operands > place + 1) | (has_number & (place == 0))
+    parts += [np.repeat(is_there[..., None], 4, axis=2), continues[..., None]]
   parts += [has_digit, np.ones((*shape, 1), bool)]
   is_stated = (kinds != ABSENT) & (kinds != TOTAL)
   return np.concatenate(parts, axis=2) & is_stated[..., None]

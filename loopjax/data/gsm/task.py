@@ -71,7 +71,9 @@ def draw_decoys(
   Returns:
     Graphs of B x 15 problems; an example's problems are adjacent.
   """
-  of_decoys = (NUM_DECOYS * indices[:, None] + np.arange(NUM_DECOYS)).ravel()
+  decoy_indices = (
+    NUM_DECOYS * indices[:, None] + np.arange(NUM_DECOYS)
+  ).ravel()
   operations, reverse = (
     np.repeat(part, NUM_DECOYS) for part in (operations, reverse)
   )
@@ -79,12 +81,12 @@ def draw_decoys(
   def draw(attempt, rows):
     numbers = pipeline.uniforms(
       pipeline.stream_seed(seed, attempt),
-      of_decoys[rows],
+      decoy_indices[rows],
       MAX_NODES * graphs.COLUMNS,
     ).reshape(-1, MAX_NODES, graphs.COLUMNS)
     return graphs.draw(config, numbers, operations[rows], reverse[rows])
 
-  return Graphs(*graphs.until_good(draw, len(of_decoys)))
+  return Graphs(*graphs.until_good(draw, len(decoy_indices)))
 
 
 def fitting(
@@ -123,16 +125,19 @@ def draw_statements(
   num = config.max_distractors
   uniforms = pipeline.uniforms(seed, indices, 4 * num)
   which, first, second, constant = np.split(uniforms, 4, axis=1)
-  is_there = graph.kinds != ABSENT
-  nodes = np.argsort(~is_there, axis=1, kind="stable")  # Present ones first.
-  num_nodes = is_there.sum(axis=1)[:, None]
+  present = graph.kinds != ABSENT
+  nodes = np.argsort(~present, axis=1, kind="stable")  # Present ones first.
+  num_nodes = present.sum(axis=1)[:, None]
   num_kinds = np.where(num_nodes > 1, len(_KINDS), len(_KINDS) - 2)
   kind = (which * num_kinds).astype(np.int64)
   kinds, num_operands = _KINDS[kind], _NUM_OPERANDS[kind]
   numbers = graphs.draw_numbers(config, kinds, constant)
-  one = (first * num_nodes).astype(np.int64)
+  first_operand = (first * num_nodes).astype(np.int64)
   further = 1 + (second * (num_nodes - 1)).astype(np.int64)
-  places = np.stack([one, (one + further) % num_nodes, one], axis=2)
+  places = np.stack(
+    [first_operand, (first_operand + further) % num_nodes, first_operand],
+    axis=2,
+  )
   operands, values = graphs.arrange(
     kinds,
     numbers,
@@ -140,8 +145,8 @@ def draw_statements(
     nodes[np.arange(len(nodes))[:, None, None], places],
     graph.values,
   )
-  wrong = (values < 1) | (values > config.max_value)
-  kinds[wrong], num_operands[wrong] = EQUAL, 1
+  invalid = (values < 1) | (values > config.max_value)
+  kinds[invalid], num_operands[invalid] = EQUAL, 1
   return Statements(kinds, numbers, num_operands, operands)
 
 
@@ -216,12 +221,16 @@ def named_quantities(
     for part in (names.items, names.places)
   )
   rank = np.maximum(np.cumsum(is_total, axis=1) - 1, 0)
-  of_totals = np.take_along_axis(names.total_places, rank, axis=1)
-  of_total = np.take_along_axis(of_totals, np.maximum(counted_by, 0), axis=1)
+  totals_places = np.take_along_axis(names.total_places, rank, axis=1)
+  counted_places = np.take_along_axis(
+    totals_places, np.maximum(counted_by, 0), axis=1
+  )
   node = np.arange(kinds.shape[1]) % MAX_NODES
   counted = names.counted_items[:, node]
   items = np.where(is_total, -1, np.where(is_counted, counted, items))
-  places = np.where(is_total, of_totals, np.where(is_counted, of_total, places))
+  places = np.where(
+    is_total, totals_places, np.where(is_counted, counted_places, places)
+  )
   return language.quantities(names.themes, items, places)
 
 
@@ -253,31 +262,31 @@ def examples(
   """
   modes = pipeline.uniforms(pipeline.stream_seed(_MODES, 0, seed), indices, 2)
   reverse = (modes[:, 0] < config.reverse_fraction) & (operations > 1)
-  called, graph = _draw(config, seed, indices, operations, reverse, split)
-  singles, decoys = (
+  names, graph = _draw(config, seed, indices, operations, reverse, split)
+  statement_seed, decoy_seed = (
     pipeline.stream_seed(_DISTRACTORS, kind, seed) for kind in range(2)
   )
-  others = draw_decoys(config, decoys, indices, operations, reverse)
-  graph = graphs.joined(graph, others)
-  stated = _stated(graph, reverse)
+  decoy_graphs = draw_decoys(config, decoy_seed, indices, operations, reverse)
+  graph = graphs.joined(graph, decoy_graphs)
+  statements = _stated(graph, reverse)
   room = _lengths(config, modes[:, 1]) - language.QUESTION_LENGTH
-  graph, stated, room = _without_long_decoys(graph, stated, room)
-  more = draw_statements(config, singles, indices, graph)
-  lengths = language.present(more).sum(axis=2)
+  graph, statements, room = _without_long_decoys(graph, statements, room)
+  further = draw_statements(config, statement_seed, indices, graph)
+  lengths = language.present(further).sum(axis=2)
   fits = np.cumsum(lengths, axis=1) <= room[:, None]
-  more = more._replace(kinds=np.where(fits, more.kinds, ABSENT))
-  stated = Statements(
-    *(np.concatenate(x, axis=1) for x in zip(stated, more, strict=True))
+  further = further._replace(kinds=np.where(fits, further.kinds, ABSENT))
+  statements = Statements(
+    *(np.concatenate(x, axis=1) for x in zip(statements, further, strict=True))
   )
   quantities = named_quantities(
-    called,
-    np.concatenate([graph.kinds, more.kinds], axis=1),
+    names,
+    np.concatenate([graph.kinds, further.kinds], axis=1),
     np.pad(graph.counted_by, ((0, 0), (0, fits.shape[1])), constant_values=-1),
   )
   rows, answer_node = np.arange(len(indices)), graph.answer_node[:, 0]
-  question = language.questions(called.themes, quantities[rows, answer_node])
-  tokens = language.statements(stated, quantities)
-  present = language.present(stated)
+  question = language.questions(names.themes, quantities[rows, answer_node])
+  tokens = language.statements(statements, quantities)
+  present = language.present(statements)
   keys = pipeline.uniforms(
     pipeline.stream_seed(_ORDERS, 0, seed), indices, present.shape[1]
   )
@@ -323,15 +332,15 @@ def _draw(
       indices[rows],
       num + MAX_NODES * graphs.COLUMNS,
     )
-    called = draw_names(config, numbers[:, :num])
+    names = draw_names(config, numbers[:, :num])
     graph, good = graphs.draw(
       config,
       numbers[:, num:].reshape(-1, MAX_NODES, graphs.COLUMNS),
       operations[rows],
       reverse[rows],
     )
-    good &= graphs.in_split(graph, operations[rows], titles_of(called), split)
-    return (*called, *graph), good
+    good &= graphs.in_split(graph, operations[rows], titles_of(names), split)
+    return (*names, *graph), good
 
   parts = graphs.until_good(draw, len(indices))
   return Names(*parts[:num_names]), Graphs(*parts[num_names:])
@@ -357,17 +366,21 @@ def _lengths(config: Config, uniform: np.ndarray) -> np.ndarray:
 
 
 def _without_long_decoys(
-  graph: Graphs, stated: Statements, room: np.ndarray
+  graph: Graphs, statements: Statements, room: np.ndarray
 ) -> tuple[Graphs, Statements, np.ndarray]:
   """Removes decoys that do not fit; returns the tokens left [B]."""
   by_problem = (len(room), -1, MAX_NODES)
-  lengths = language.present(stated).sum(axis=2).reshape(by_problem).sum(axis=2)
+  lengths = (
+    language.present(statements).sum(axis=2).reshape(by_problem).sum(axis=2)
+  )
   fits = fitting(graph.kinds.reshape(by_problem), lengths, room - lengths[:, 0])
-  is_there = np.repeat(fits, MAX_NODES, axis=1)
-  kept = (np.where(is_there, x.kinds, ABSENT) for x in (graph, stated))
+  is_kept = np.repeat(fits, MAX_NODES, axis=1)
+  masked_kinds = (
+    np.where(is_kept, x.kinds, ABSENT) for x in (graph, statements)
+  )
   return (
-    graph._replace(kinds=next(kept)),
-    stated._replace(kinds=next(kept)),
+    graph._replace(kinds=next(masked_kinds)),
+    statements._replace(kinds=next(masked_kinds)),
     room - (lengths * fits).sum(axis=1),
   )
 
@@ -381,7 +394,7 @@ def _with_answers(
   end, mark = (
     np.full((num, 1), i, np.int32) for i in (language.END, language.ANSWER)
   )
-  one = np.ones((num, 1), bool)
+  always = np.ones((num, 1), bool)
   chunk, expected = (
     pipeline.in_a_row(
       np.concatenate(tokens, axis=1),
@@ -390,8 +403,8 @@ def _with_answers(
       language.PADDING,
     )
     for tokens, present in (
-      ((mark, digits), (one, has_digit)),
-      ((digits, end), (has_digit, one)),
+      ((mark, digits), (always, has_digit)),
+      ((digits, end), (has_digit, always)),
     )
   )
   inputs = np.concatenate([context, chunk], axis=1)

@@ -320,6 +320,6 @@ def _ids(texts: Iterable[str]) -> np.ndarray:
   """Token ids of the words of texts, int [texts, W], ABSENT after the last."""
   rows = [[vocabulary().words[word] for word in text.split()] for text in texts]
   ids = np.full((len(rows), max(map(len, rows))), ABSENT)
-  for row, found in zip(ids, rows, strict=True):
-    row[: len(found)] = found
+  for row, word_ids in zip(ids, rows, strict=True):
+    row[: len(word_ids)] = word_ids
   return ids

@@ -46,9 +46,9 @@ class People(NamedTuple):
 def draw_people(seed: int, numbers: np.ndarray) -> People:
   """The people with these numbers, int [N], below NUM_NAMES; names differ."""
   names = np.empty((len(numbers), len(language.NAME)), np.int64)
-  rest = pipeline.shuffled(numbers, NUM_NAMES, _NAMES, seed)
+  remaining = pipeline.shuffled(numbers, NUM_NAMES, _NAMES, seed)
   for column, kind in enumerate(language.NAME):
-    rest, name = np.divmod(rest, len(language.VALUES[kind]))
+    remaining, name = np.divmod(remaining, len(language.VALUES[kind]))
     names[:, column] = _token(kind, name)
   attributes = [a for n, a in language.ATTRIBUTES.items() if n != "work_city"]
   kinds = [kind for attribute in attributes for kind in attribute.kinds]
@@ -58,10 +58,10 @@ def draw_people(seed: int, numbers: np.ndarray) -> People:
   shape = (len(numbers), len(language.ATTRIBUTES), language.NUM_VALUE_TOKENS)
   values = np.full(shape, language.ABSENT)
   column = 0
-  for number, attribute in enumerate(attributes):
+  for attribute_index, attribute in enumerate(attributes):
     for place, kind in enumerate(attribute.kinds):
       index = _index(chosen[:, column], kind)
-      values[:, number, place] = _token(kind, index)
+      values[:, attribute_index, place] = _token(kind, index)
       column += 1
   values[:, -1, 0] = _token("city", work_cities(seed)[index])
   pronoun = (chosen[:, -1] * len(language.PRONOUNS)).astype(np.int64)
@@ -82,12 +82,12 @@ def biography_bits() -> dict[str, float]:
   This is the base-2 logarithm of the number of values, and 0 for the work city,
   which the employer determines. The paper's attributes sum to 47.6 bits.
   """
-  found = {
+  bits = {
     name: math.log2(math.prod(len(language.VALUES[k]) for k in attribute.kinds))
     for name, attribute in language.ATTRIBUTES.items()
   }
   pronoun = math.log2(len(language.PRONOUNS))
-  return {**found, "work_city": 0.0, "pronoun": pronoun}
+  return {**bits, "work_city": 0.0, "pronoun": pronoun}
 
 
 def _index(uniform: np.ndarray, kind: str) -> np.ndarray:
@@ -218,10 +218,10 @@ def make_dataset(
       rows,
     )
     return Dataset(batches, facts=facts)
-  known = config.parts["train"]
+  trained = config.parts["train"]
   parts = {
     "train_statements": range(config.num_people),
-    "train_questions": known,
+    "train_questions": trained,
     f"{split}_questions": config.parts[split],
   }
   num_examples = len(parts) * len(_ATTRIBUTES) * config.num_eval_people
@@ -273,13 +273,17 @@ def _training_rows(
   num_people = np.where(
     is_question, len(config.parts["train"]), config.num_people
   )
-  some = draw_people(config.people_seed, (who * num_people).astype(np.int64))
+  people = draw_people(config.people_seed, (who * num_people).astype(np.int64))
   tokens = language.biographies(
-    some.names, some.pronouns, some.values, order, phrases.astype(np.int64)
+    people.names,
+    people.pronouns,
+    people.values,
+    order,
+    phrases.astype(np.int64),
   )
   attributes = (what * num_attributes).astype(np.int64)
   questions, _ = language.questions(
-    some.names, attributes, some.values[np.arange(len(places)), attributes]
+    people.names, attributes, people.values[np.arange(len(places)), attributes]
   )
   tokens[is_question] = language.ABSENT
   tokens[is_question, : questions.shape[1]] = questions[is_question]
@@ -291,26 +295,26 @@ def _evaluation_rows(
   config: Config, parts: tuple[range, ...], examples: np.ndarray
 ) -> dict[str, np.ndarray]:
   """Rows [b, T] of one document each, cycling through parts and attributes."""
-  rest, split = np.divmod(examples, len(parts))
-  places, attributes = np.divmod(rest, len(_ATTRIBUTES))
+  remaining, split = np.divmod(examples, len(parts))
+  places, attributes = np.divmod(remaining, len(_ATTRIBUTES))
   numbers = np.empty(len(examples), np.int64)
   for number, part in enumerate(parts):
-    here = split == number
-    numbers[here] = part.start + pipeline.shuffled(
-      places[here], len(part), _EVALUATED, config.people_seed, number
+    in_part = split == number
+    numbers[in_part] = part.start + pipeline.shuffled(
+      places[in_part], len(part), _EVALUATED, config.people_seed, number
     )
-  some = draw_people(config.people_seed, numbers)
-  values = some.values[np.arange(len(examples)), attributes]
+  people = draw_people(config.people_seed, numbers)
+  values = people.values[np.arange(len(examples)), attributes]
   stream = pipeline.stream_seed(_PHRASES, config.people_seed)
   phrases = pipeline.uniforms(stream, examples, 1)[:, 0] * language.NUM_PHRASES
-  stated, value = language.sentences(
-    some.names, attributes, phrases.astype(np.int64), values
+  statements, value = language.sentences(
+    people.names, attributes, phrases.astype(np.int64), values
   )
-  tokens = np.full(stated.shape, language.ABSENT)
-  counted = np.broadcast_to(value, stated.shape).copy()
-  questions, value = language.questions(some.names, attributes, values)
+  tokens = np.full(statements.shape, language.ABSENT)
+  counted = np.broadcast_to(value, statements.shape).copy()
+  questions, value = language.questions(people.names, attributes, values)
   is_question, width = split > 0, questions.shape[1]
-  tokens[~is_question] = stated[~is_question]
+  tokens[~is_question] = statements[~is_question]
   tokens[is_question, :width] = questions[is_question]
   counted[is_question] = False
   counted[is_question, :width] = value

@@ -71,18 +71,18 @@ def make_mazes(
   start = (ends[:, 0] * num_rooms**2).astype(np.int64)
   distance = _distances(is_open, start)
   flat = distance.reshape(len(start), -1)
-  far = flat >= np.minimum(min_length, flat.max(axis=1))[:, None]
-  goal = _choice(far, ends[:, 1])
+  far_enough = flat >= np.minimum(min_length, flat.max(axis=1))[:, None]
+  goal = _choice(far_enough, ends[:, 1])
   on_path = _shortest_path(is_open, distance, goal)
   length = flat[np.arange(len(goal)), goal]
   return Mazes(is_open, start, goal, on_path, length)
 
 
-def _choice(among: np.ndarray, number: np.ndarray) -> np.ndarray:
+def _choice(allowed: np.ndarray, number: np.ndarray) -> np.ndarray:
   """A random true column per row of bool [B, N], from uniform numbers [B]."""
-  rank = np.cumsum(among, axis=1) - 1
-  wanted = (number * among.sum(axis=1)).astype(np.int64)
-  return np.argmax(among & (rank == wanted[:, None]), axis=1)
+  rank = np.cumsum(allowed, axis=1) - 1
+  chosen_rank = (number * allowed.sum(axis=1)).astype(np.int64)
+  return np.argmax(allowed & (rank == chosen_rank[:, None]), axis=1)
 
 
 def _carved(numbers: np.ndarray, num_rooms: int) -> np.ndarray:
@@ -161,23 +161,23 @@ def _shortest_path(
   num_mazes, num_rooms = is_open.shape[:2]
   maze, moves = np.arange(num_mazes), np.array([-num_rooms, -1, 1, num_rooms])
   flat = distance.reshape(num_mazes, -1)
-  ways = is_open.reshape(num_mazes, -1, 4)
-  on_path, room = np.zeros_like(ways), goal
+  passages = is_open.reshape(num_mazes, -1, 4)
+  on_path, room = np.zeros_like(passages), goal
   for _ in range(int(flat[maze, goal].max())):
-    left = flat[maze, room]
+    remaining = flat[maze, room]
     # No way leads across the border.
     neighbours = np.clip(room[:, None] + moves, 0, num_rooms**2 - 1)
-    closer = flat[maze[:, None], neighbours] == left[:, None] - 1
-    move = np.argmax(ways[maze, room] & closer, axis=1)
-    is_moving = left > 0
-    after = np.where(is_moving, neighbours[maze, move], room)
+    closer = flat[maze[:, None], neighbours] == remaining[:, None] - 1
+    move = np.argmax(passages[maze, room] & closer, axis=1)
+    is_moving = remaining > 0
+    next_room = np.where(is_moving, neighbours[maze, move], room)
     on_path[maze, room, move] |= is_moving
-    on_path[maze, after, 3 - move] |= is_moving
-    room = after
+    on_path[maze, next_room, 3 - move] |= is_moving
+    room = next_room
   return on_path.reshape(is_open.shape)
 
 
-def drawn(ways: np.ndarray, nothing: int, something: int) -> np.ndarray:
+def to_grid(ways: np.ndarray, nothing: int, something: int) -> np.ndarray:
   """Rooms and the ways between them, on a grid of twice the size.
 
   Args:
@@ -325,13 +325,15 @@ def make_dataset(
 def examples(
   config: Config, stream: int, indices: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-  """(batch of these mazes of a stream, steps of their shortest paths [b])."""
+  """(a batch of mazes of a stream, the steps of their shortest paths [b])."""
   rooms = config.size // 2
   numbers = pipeline.uniforms(stream, indices, num_uniforms(rooms))
-  least = -(-config.min_path // 2)  # A step between rooms is two grid steps.
-  mazes = make_mazes(numbers, rooms, config.openness, least)
-  inputs = drawn(mazes.open, WALL, FREE)
-  targets = np.where(drawn(mazes.on_path, FREE, PATH) == PATH, PATH, inputs)
+  min_steps = -(
+    -config.min_path // 2
+  )  # A step between rooms is two grid steps.
+  mazes = make_mazes(numbers, rooms, config.openness, min_steps)
+  inputs = to_grid(mazes.open, WALL, FREE)
+  targets = np.where(to_grid(mazes.on_path, FREE, PATH) == PATH, PATH, inputs)
   maze = np.arange(len(indices))
   for room, token in ((mazes.start, START), (mazes.goal, GOAL)):
     place = maze, 2 * (room // rooms), 2 * (room % rooms)
@@ -373,32 +375,32 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   """
   inputs, targets = batch["inputs"], batch["targets"]
   losses, predicted = token_losses.scores(output, targets)
-  marked, wanted = predicted == PATH, targets == PATH
-  both = jnp.sum(marked & wanted, axis=1)
-  either = jnp.sum(marked | wanted, axis=1)
-  fits = jnp.all(~marked | (inputs == FREE), axis=1)
-  fits &= jnp.sum(marked, axis=1) == jnp.sum(wanted, axis=1)
+  path, target_path = predicted == PATH, targets == PATH
+  intersection = jnp.sum(path & target_path, axis=1)
+  union = jnp.sum(path | target_path, axis=1)
+  fits = jnp.all(~path | (inputs == FREE), axis=1)
+  fits &= jnp.sum(path, axis=1) == jnp.sum(target_path, axis=1)
   return {
-    "shortest_path": (fits & _leads(inputs, marked)).astype(jnp.float32),
+    "shortest_path": (fits & _leads(inputs, path)).astype(jnp.float32),
     "exact_match": jnp.all(predicted == targets, axis=1).astype(jnp.float32),
-    "path_overlap": both.astype(jnp.float32)
-    / jnp.maximum(either, 1).astype(jnp.float32),
+    "path_overlap": intersection.astype(jnp.float32)
+    / jnp.maximum(union, 1).astype(jnp.float32),
     "loss": jnp.mean(losses, axis=1),
   }
 
 
-def _leads(inputs: Array, marked: Array) -> Array:
+def _leads(inputs: Array, path: Array) -> Array:
   """Whether marked cells connect S and G, bool [B]."""
   num, size = len(inputs), round(inputs.shape[1] ** 0.5)
   cells = (num, size, size)
   goal = (inputs == GOAL).reshape(cells)
-  passable = marked.reshape(cells) | goal
+  passable = path.reshape(cells) | goal
 
   def spread(reached: Array) -> Array:
-    wide = jnp.pad(reached, ((0, 0), (1, 1), (1, 1)))
-    around = wide[:, :-2, 1:-1] | wide[:, 2:, 1:-1]
-    around |= wide[:, 1:-1, :-2] | wide[:, 1:-1, 2:]
-    return reached | (around & passable)
+    padded = jnp.pad(reached, ((0, 0), (1, 1), (1, 1)))
+    neighbours = padded[:, :-2, 1:-1] | padded[:, 2:, 1:-1]
+    neighbours |= padded[:, 1:-1, :-2] | padded[:, 1:-1, 2:]
+    return reached | (neighbours & passable)
 
   def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
     return spread(carry[0]), carry[0]

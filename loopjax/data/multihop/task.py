@@ -186,7 +186,7 @@ def make_dataset(
     chain's).
   """
   facts, splits = _splits(config)
-  seen = chains.seen_roles(facts, splits, config.max_hops)
+  seen_roles = chains.seen_roles(facts, splits, config.max_hops)
   if split == "train":
     chosen = {n: c for n, c in splits.items() if n.startswith("train_")}
   else:
@@ -194,7 +194,7 @@ def make_dataset(
       splits, split, config.num_scored_train, config.split_seed
     )
   names = tuple(splits)
-  table, roles = _table(config, facts, chosen, names, seen)
+  table, roles = _table(config, facts, chosen, names, seen_roles)
   num_examples = len(table["inputs"])
 
   if split == "train":
@@ -264,8 +264,8 @@ def stage_accuracy(predictions: Array, batch: Batch) -> Array:
   Returns:
     f32 [K, B], 1 or 0.
   """
-  right = (predictions == batch["targets"][None]).astype(jnp.float32)
-  return jnp.sum(right * batch["weights"][None], axis=-1)
+  correct = (predictions == batch["targets"][None]).astype(jnp.float32)
+  return jnp.sum(correct * batch["weights"][None], axis=-1)
 
 
 def hop_positions(config: Config, hops: int) -> tuple[int, ...]:
@@ -315,7 +315,7 @@ def _table(
   facts: chains.Graph,
   chosen: Mapping[str, np.ndarray],
   names: tuple[str, ...],
-  seen: np.ndarray,
+  seen_roles: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
   """Concatenates the examples of splits, with the groups by role exposure.
 
@@ -323,7 +323,7 @@ def _table(
     facts: both graphs.
     chosen: chains by split.
     names: names of all splits.
-    seen: from `chains.seen_roles`.
+    seen_roles: from `chains.seen_roles`.
   """
   roles: list[str] = []
   parts = []
@@ -331,7 +331,7 @@ def _table(
     examples = _examples(config, facts, part)
     covered = np.full(len(part), -1)
     if name.startswith(("validation_id_", "test_id_")):
-      groups, ids = chains.role_exposure(part, seen)
+      groups, ids = chains.role_exposure(part, seen_roles)
       covered = len(roles) + ids
       roles += [f"{name}/{group}" for group in groups]
     examples["group/split"] = np.full(len(part), names.index(name), np.int32)

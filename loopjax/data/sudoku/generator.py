@@ -33,12 +33,12 @@ def random_solutions(
   Returns:
     uint8 `[num, cells]`; repetitions are possible.
   """
-  found, missing = [np.empty((0, board.num_cells), np.uint8)], num
+  solutions, missing = [np.empty((0, board.num_cells), np.uint8)], num
   while missing:
     grids = _grow(board, min(missing, _BATCH), rng)
-    found.append(grids)
+    solutions.append(grids)
     missing -= len(grids)
-  return np.concatenate(found)
+  return np.concatenate(solutions)
 
 
 def generate(
@@ -59,8 +59,8 @@ def generate(
   Returns:
     Questions and answers, uint8 `[num, cells]` each.
   """
-  least, most = board.num_cells // 5, 2 * board.num_cells // 3
-  targets = rng.integers(least, most, num, endpoint=True)
+  min_clues, max_clues = board.num_cells // 5, 2 * board.num_cells // 3
+  targets = rng.integers(min_clues, max_clues, num, endpoint=True)
   answers = random_solutions(board, num, rng)
   return dig(board, answers, targets, rng), answers
 
@@ -98,10 +98,12 @@ def dig(
     # own digit refutes most boards quickly.
     bit = np.uint16(1) << (digit - 1).astype(np.uint16)
     candidates[removed, np.arange(rows.size)] ^= bit
-    others = solver.solve_candidates(board, candidates, max_solutions=1)
-    spare = others.num_solutions == 0
-    questions[rows[spare], removed[spare]] = 0
-    clues[rows[spare]] -= 1
+    other_solutions = solver.solve_candidates(
+      board, candidates, max_solutions=1
+    )
+    removable = other_solutions.num_solutions == 0
+    questions[rows[removable], removed[removable]] = 0
+    clues[rows[removable]] -= 1
   return questions
 
 

@@ -88,8 +88,8 @@ def unpack(
   """Unpacked questions and answers, uint8 `[n, cells]` each."""
   halves = np.stack([answers >> 4, answers & 15], axis=2)
   cells = halves.reshape(len(answers), -1)[:, : board.num_cells]
-  given = np.unpackbits(givens, axis=1, count=board.num_cells)
-  return cells * given, np.ascontiguousarray(cells)
+  is_given = np.unpackbits(givens, axis=1, count=board.num_cells)
+  return cells * is_given, np.ascontiguousarray(cells)
 
 
 PATH = pathlib.Path(__file__).with_name("bank.npz")
@@ -268,14 +268,14 @@ def check(board: Board, rows: Sequence[Row], check_solutions: bool) -> Checked:
   for i, fault in _faults(board, questions, answers, check_solutions).items():
     faults[formed[i][0]] = f"{fault}; correct or remove the row"
     sound[i] = False
-  kept = [
+  valid_rows = [
     fields for (_, fields), good in zip(formed, sound, strict=True) if good
   ]
   return Checked(
-    sources=[fields[0] for fields in kept],
+    sources=[fields[0] for fields in valid_rows],
     questions=questions[sound],
     answers=answers[sound],
-    ratings=np.array([int(fields[3]) for fields in kept], np.int32),
+    ratings=np.array([int(fields[3]) for fields in valid_rows], np.int32),
     faults=dict(sorted(faults.items())),
   )
 

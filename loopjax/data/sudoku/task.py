@@ -156,15 +156,15 @@ def make_dataset(
     UserError: a file is missing or malformed, or the files share solutions.
   """
   puzzles = _puzzles(config, split)
-  chosen = _chosen(config, split, puzzles)
-  if not len(chosen):
+  indices = _split_indices(config, split, puzzles)
+  if not len(indices):
     raise UserError(
       f"{config.train_csv}: {len(puzzles.ratings)} puzzle(s); training and "
       "validation need at least one each"
     )
   if split == "train" and config.num_train_puzzles:
-    chosen = _subset(chosen, config.num_train_puzzles, seed)
-  board, num_examples = config.board, len(chosen)
+    indices = _subset(indices, config.num_train_puzzles, seed)
+  board, num_examples = config.board, len(indices)
   facts: dict[str, int | float | str] = {
     f"{split}_examples": num_examples,
     f"{split}_rows_skipped": puzzles.num_skipped,
@@ -172,33 +172,28 @@ def make_dataset(
   if puzzles.sha256:
     facts[f"{split}_sha256"] = puzzles.sha256
   if split == "train" and config.test_csv:
-    facts["test_solutions_in_train"] = _overlap(config, puzzles, chosen)
+    facts["test_solutions_in_train"] = _overlap(config, puzzles, indices)
 
   def boards_of(examples):
     givens, answers = puzzles.givens[examples], puzzles.answers[examples]
     return puzzles_lib.unpack(board, givens, answers)
 
   def make_training(examples, positions):
-    questions, answers = boards_of(chosen[examples])
+    questions, answers = boards_of(indices[examples])
     if config.augment:
       numbers = pipeline.uniforms(seed, positions, symmetry.num_uniforms(board))
-      change = symmetry.from_uniforms(board, numbers)
-      questions = symmetry.apply(change, questions)
-      answers = symmetry.apply(change, answers)
+      transform = symmetry.from_uniforms(board, numbers)
+      questions = symmetry.apply(transform, questions)
+      answers = symmetry.apply(transform, answers)
     if config.max_revealed:
-      numbers = pipeline.uniforms(
-        pipeline.stream_seed(seed, 1), positions, 1 + board.num_cells
-      )
-      left = 1 - positions / config.num_revealed_examples
-      bound = config.max_revealed * np.maximum(left, 0)
-      shown = numbers[:, 1:] < bound[:, None] * numbers[:, :1]
-      questions = np.where(shown, answers, questions)
+      revealed = _revealed(config, seed, positions)
+      questions = np.where(revealed, answers, questions)
     return _encoded(config, questions, answers)
 
   def make_evaluation(places, _):
     # Files are sorted by difficulty; after shuffling, any prefix is a fair
     # sample.
-    examples = chosen[pipeline.shuffled(places, num_examples, 0)]
+    examples = indices[pipeline.shuffled(places, num_examples, 0)]
     rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
       **_encoded(config, *boards_of(examples)),
@@ -224,6 +219,21 @@ def make_dataset(
   )
 
 
+def _revealed(config: Config, seed: int, positions: np.ndarray) -> np.ndarray:
+  """The cells that the curriculum fills in, bool [b, cells].
+
+  Args:
+    seed: the run's seed.
+    positions: positions of the examples in the training stream, int [b].
+  """
+  numbers = pipeline.uniforms(
+    pipeline.stream_seed(seed, 1), positions, 1 + config.board.num_cells
+  )
+  remaining = 1 - positions / config.num_revealed_examples
+  bound = config.max_revealed * np.maximum(remaining, 0)
+  return numbers[:, 1:] < bound[:, None] * numbers[:, :1]
+
+
 def score(output: Output, batch: Batch) -> dict[str, Array]:
   """Per-example scores, f32 [B].
 
@@ -234,14 +244,14 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   """
   inputs, targets = batch["inputs"], batch["targets"]
   losses, predicted = token_losses.scores(output, targets)
-  right = (predicted == targets).astype(jnp.float32)
+  correct = (predicted == targets).astype(jnp.float32)
   blank = (inputs == 1).astype(jnp.float32)
   weights = batch["weights"]
   return {
-    "exact_match": jnp.min(right, axis=1),
-    "blank_accuracy": jnp.sum(right * blank, axis=1)
+    "exact_match": jnp.min(correct, axis=1),
+    "blank_accuracy": jnp.sum(correct * blank, axis=1)
     / jnp.maximum(jnp.sum(blank, axis=1), 1.0),
-    "all_cell_accuracy": jnp.mean(right, axis=1),
+    "all_cell_accuracy": jnp.mean(correct, axis=1),
     "loss": jnp.sum(losses * weights, axis=1)
     / jnp.maximum(jnp.sum(weights, axis=1), 1.0),
   }
@@ -273,7 +283,7 @@ def _puzzles(config: Config, split: str) -> puzzles_lib.Puzzles:
   )
 
 
-def _chosen(
+def _split_indices(
   config: Config, split: str, puzzles: puzzles_lib.Puzzles
 ) -> np.ndarray:
   """Which of the puzzles are in the split, int64, ascending."""
@@ -285,8 +295,8 @@ def _chosen(
   if not in_validation.any():
     rows = np.flatnonzero(~in_test)
     number = symmetry.place(rows.astype(np.uint64))
-    wanted = math.ceil(config.validation_share * len(rows))
-    in_validation[rows[np.argsort(number)[-wanted:]]] = True
+    num_validation = math.ceil(config.validation_share * len(rows))
+    in_validation[rows[np.argsort(number)[-num_validation:]]] = True
   members = {
     "train": ~(in_test | in_validation),
     "validation": in_validation,
@@ -295,19 +305,19 @@ def _chosen(
   return np.flatnonzero(members[split])
 
 
-def _subset(chosen: np.ndarray, num: int, seed: int) -> np.ndarray:
+def _subset(indices: np.ndarray, num: int, seed: int) -> np.ndarray:
   """`num` puzzles drawn without replacement."""
-  available = len(chosen)
+  available = len(indices)
   if num > available:
     raise UserError(
       f"task.num_train_puzzles={num} exceeds the {available} available"
     )
   rng = np.random.default_rng(seed)
-  return chosen[rng.choice(available, num, replace=False)]
+  return indices[rng.choice(available, num, replace=False)]
 
 
 def _overlap(
-  config: Config, train: puzzles_lib.Puzzles, chosen: np.ndarray
+  config: Config, train: puzzles_lib.Puzzles, indices: np.ndarray
 ) -> int:
   """Number of test puzzles with the solution of a training puzzle.
 
@@ -315,23 +325,23 @@ def _overlap(
 
   Args:
     train: the puzzles that contain the training split.
-    chosen: which of them are trained on.
+    indices: which of them are trained on.
   """
   test = _puzzles(config, "test")
   if test.sha256 == train.sha256:
     raise UserError(
       f"{config.test_csv}: has the same puzzles as {config.train_csv}"
     )
-  seen = np.isin(test.class_keys, train.class_keys[chosen])
-  num = int(seen.sum())
+  overlaps = np.isin(test.class_keys, train.class_keys[indices])
+  num = int(overlaps.sum())
   message = (
-    f"{config.test_csv}: {num:,} of {len(seen):,} puzzles have the same "
+    f"{config.test_csv}: {num:,} of {len(overlaps):,} puzzles have the same "
     f"solution, up to symmetry, as a puzzle of"
     f" {config.train_csv or 'the package'}"
   )
   if num and config.on_overlap == "error":
     raise UserError(
-      f"{message}, first puzzle {np.argmax(seen) + 1}; remove them, or set "
+      f"{message}, first puzzle {np.argmax(overlaps) + 1}; remove them, or set "
       "task.on_overlap=report to count them in the summary"
     )
   if num:

@@ -80,15 +80,15 @@ def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = path.read_text(encoding="utf-8") if path.exists() else ""
     # A killed process may have written an incomplete line.
-    whole = content[: content.rfind("\n") + 1]
-    by_key = _read(path, whole, json.loads(head)) if whole else {}
+    complete = content[: content.rfind("\n") + 1]
+    by_key = _read(path, complete, json.loads(head)) if complete else {}
     with path.open("r+" if content else "w", encoding="utf-8") as stream:
-      stream.truncate(len(whole.encode()))
+      stream.truncate(len(complete.encode()))
       stream.seek(0, 2)
-      yield Answers(by_key, stream, "" if whole else head)
+      yield Answers(by_key, stream, "" if complete else head)
   except (OSError, UnicodeDecodeError) as error:
-    said = getattr(error, "strerror", None) or "it is not UTF-8"
-    raise UserError(f"{path}: cannot be read or written ({said})") from error
+    reason = getattr(error, "strerror", None) or "it is not UTF-8"
+    raise UserError(f"{path}: cannot be read or written ({reason})") from error
 
 
 def _read(
@@ -367,26 +367,31 @@ def _requests(
 ) -> dict[Key, GenerationRequest]:
   """The requests to generate, by key; raises UserError if one does not fit."""
   prompt_of, flags = _prompts(options, model), options.text
-  given = flags.max_new_tokens
+  max_new_tokens = flags.max_new_tokens
   prompts = {
     one.question.number: prompt_of(one.question.text) for one in samples
   }
-  most, least = engine.limits.max_prompt_tokens, given or 1
+  max_prompt_tokens, min_room = (
+    engine.limits.max_prompt_tokens,
+    max_new_tokens or 1,
+  )
   for number, prompt in prompts.items():
     room = engine.limits.room(len(prompt))
-    if most is None or room is None:
+    if max_prompt_tokens is None or room is None:
       continue  # Any text fits.
-    if len(prompt) > most or room < least:
+    if len(prompt) > max_prompt_tokens or room < min_room:
       raise UserError(
         f"question {number}: after its prompt of {len(prompt)} tokens, there is"
-        f" no room for {least} more, with"
+        f" no room for {min_room} more, with"
         f" --max_tokens={engine.limits.max_tokens} and"
         f" --prompt_tokens={flags.prompt_tokens}"
       )
   return {
     one.key: GenerationRequest(
       prompt=prompts[one.question.number],
-      max_new_tokens=text_flags.MAX_NEW_TOKENS if given is None else given,
+      max_new_tokens=text_flags.MAX_NEW_TOKENS
+      if max_new_tokens is None
+      else max_new_tokens,
       sampling=dataclasses.replace(
         flags.sampling, seed=_seed(flags.sampling.seed, *one.key)
       ),
@@ -464,7 +469,7 @@ def _facts(
 def _path(options: Options) -> pathlib.Path:
   """The file of answers, named after the questions and some of the flags."""
   flags, text = options.model, options.text
-  given = {
+  options_set = {
     "num_loops": flags.num_loops,
     "exit_rule": flags.exit_rule,
     "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
@@ -476,7 +481,7 @@ def _path(options: Options) -> pathlib.Path:
     "bos": flags.bos,
   }
   name = options.questions.name.removesuffix(".gz").removesuffix(".jsonl")
-  named = (f"{flag}={x}" for flag, x in given.items() if x is not None)
+  named = (f"{flag}={x}" for flag, x in options_set.items() if x is not None)
   folder = options.out or zoo.output(flags.folder) / "eval"
   return folder / f"{','.join([name, *named])}.answers.jsonl"
 
@@ -485,13 +490,13 @@ def _check(options: Options) -> tuple[int, ...]:
   """The values of --k; raises UserError for contradictory flags."""
   source.check(options.model, chat=options.chat)
   text_flags.check(options.text, options.model)
-  for name, value, least in (
+  for name, value, minimum in (
     ("limit", options.limit, 0),
     ("slots", options.slots, 1),
     ("prompt_tokens", options.text.prompt_tokens, 0),
   ):
-    if value < least:
-      raise UserError(f"--{name}={value} must be at least {least}")
+    if value < minimum:
+      raise UserError(f"--{name}={value} must be at least {minimum}")
   checks.unicode("--template", options.template)
   if QUESTION not in options.template:
     raise UserError(

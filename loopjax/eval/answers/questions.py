@@ -47,9 +47,9 @@ def read(path: Path, limit: int = 0) -> list[Question]:
   for where, row in files_lib.json_lines(path):
     if limit and len(questions) == limit:
       break
-    given = row if isinstance(row, dict) else {}
-    text = next((given[name] for name in _QUESTION if name in given), None)
-    answer = given.get("answer")
+    fields = row if isinstance(row, dict) else {}
+    text = next((fields[name] for name in _QUESTION if name in fields), None)
+    answer = fields.get("answer")
     if not isinstance(text, str) or type(answer) not in (str, int, float):
       raise UserError(
         f"{where}: needs a string {' or '.join(map(repr, _QUESTION))} and an"
@@ -105,16 +105,16 @@ def _text_check(name: str, ignore_case: bool) -> Check:
     return text.casefold() if ignore_case else text
 
   def check(text: str, answer: str) -> bool:
-    said, right = plain(text), plain(answer)
-    return said == right if name == "exact" else right in said
+    normalised, right = plain(text), plain(answer)
+    return normalised == right if name == "exact" else right in normalised
 
   return check
 
 
 def _is_number(text: str, answer: str) -> bool:
   """Whether the last number of a text is the answer."""
-  found = _NUMBER.findall(text)
-  return bool(found) and _value(found[-1]) == _value(answer)
+  numbers_found = _NUMBER.findall(text)
+  return bool(numbers_found) and _value(numbers_found[-1]) == _value(answer)
 
 
 def _value(number: str) -> Fraction:

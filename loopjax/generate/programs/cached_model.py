@@ -14,7 +14,7 @@ from loopjax.protocols import ByDepth, Exits, Reading
 from loopjax.run.checkpoints import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
-_MOST_UNROLLED = 32  # Layers times loops: each takes time to compile.
+_MAX_UNROLLED = 32  # Layers times loops: each takes time to compile.
 
 
 class CachedModel(NamedTuple):
@@ -96,8 +96,8 @@ class CachedModel(NamedTuple):
       raise UserError(
         "prefill_loops: exit_kept='computed' runs all loops of a prompt"
       )
-    # What tokens leave that skip loops is defined as for early exits, of which
-    # this rule needs no gate.
+    # Skipped loops get the same cache entries as after early exits. The rule
+    # "change" needs no gate.
     check = self.reading.exits.check
     check(config, "change", self.exit_kept, self.cache_kind)
 
@@ -123,7 +123,7 @@ class CachedModel(NamedTuple):
 
   def unrolls(self, params: Any, config: Any) -> bool:
     """Whether decoding may compile every layer of every loop separately."""
-    few = self.num_loops * config.num_layers <= _MOST_UNROLLED
+    few = self.num_loops * config.num_layers <= _MAX_UNROLLED
     return few and self._unstacks(params)
 
   def for_decoding(self, params: Any) -> "tuple[CachedModel, Any]":
@@ -235,24 +235,24 @@ class CachedModel(NamedTuple):
 
   def batch_axes(self, params: Any) -> Any:
     """The batch axis of each leaf of the cache; -1 for a leaf without one."""
-    one, two = (
+    first, second = (
       self._cache_shapes(params, batch, self.max_tokens) for batch in (1, 2)
     )
-    return jax.tree.map(_axis, one, two)
+    return jax.tree.map(_axis, first, second)
 
   def place_axes(self, params: Any) -> Any:
     """The axis of tokens of each leaf of the cache; -1 for one without."""
-    one, two = (
-      self._cache_shapes(params, 1, self.max_tokens + more) for more in (0, 1)
+    first, second = (
+      self._cache_shapes(params, 1, self.max_tokens + extra) for extra in (0, 1)
     )
-    return jax.tree.map(_axis, one, two)
+    return jax.tree.map(_axis, first, second)
 
   def is_bounded(self, params: Any) -> bool:
     """Whether the cache's size depends on the maximum length of a sequence."""
-    least = self.prompt_tokens + 1
+    min_length = self.prompt_tokens + 1
     short, long = (
       [x.shape for x in jax.tree.leaves(self._cache_shapes(params, 1, length))]
-      for length in (least, least + 1)
+      for length in (min_length, min_length + 1)
     )
     return short != long
 
@@ -263,9 +263,9 @@ class CachedModel(NamedTuple):
     return jax.eval_shape(make, params)
 
 
-def _axis(one: Any, two: Any) -> int:
+def _axis(first: Any, second: Any) -> int:
   """The first axis in which two shapes differ; -1 for none."""
-  pairs = enumerate(zip(one.shape, two.shape, strict=True))
+  pairs = enumerate(zip(first.shape, second.shape, strict=True))
   return next((i for i, (m, n) in pairs if m != n), -1)
 
 

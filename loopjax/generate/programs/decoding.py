@@ -55,7 +55,7 @@ def decode(
       longest sequence has tokens, new ones included; None for all.
     depth: one of `slots.DEPTHS`. With BY_DEPTH a step is one loop of each row:
       there are as many steps as `num_steps` tokens can take, and up to
-      `most_tokens(num_steps)` tokens of a row.
+      `max_tokens_by_depth(num_steps)` tokens of a row.
 
   Returns:
     The state, and the generated tokens [n, B] of n steps.
@@ -64,7 +64,9 @@ def decode(
     cached_model = cached_model._replace(exit_rule="fixed")
   model: Any = nnx.merge(cached_model.graphdef, params)
 
-  def drawn(output: Output, cache: Any, slots: Slots, live: Array) -> Any:
+  def sample_and_store(
+    output: Output, cache: Any, slots: Slots, live: Array
+  ) -> Any:
     hidden, loops = output.hidden[:, 0], output.stats["loops_run"]
     slots, generated = sampled(model, hidden, slots, live, loops, num_top)
     return State(cache, slots), generated
@@ -81,27 +83,29 @@ def decode(
       exit_threshold=slots.exit_threshold,
       span=span,
     )
-    return drawn(output, cache, slots, live)
+    return sample_and_store(output, cache, slots, live)
 
   def one_loop(state: State) -> tuple[State, Generated]:
     cache, slots = state
-    goes_on = active & (slots.num_left > 0)
+    live = active & (slots.num_left > 0)
     output, cache, progress = cached_model.advance(
       model,
       slots.token[:, None],
       cache,
       slots.progress,
-      valid=goes_on[:, None],
+      valid=live[:, None],
       num_loops=slots.num_loops,
       exit_threshold=slots.exit_threshold,
       span=span,
     )
     slots = slots._replace(progress=progress)
-    return drawn(output, cache, slots, output.stats["loops_run"] > 0)
+    return sample_and_store(output, cache, slots, output.stats["loops_run"] > 0)
 
   if depth == BY_DEPTH:
     num_loops = num_steps * cached_model.num_loops
-    return repeat(one_loop, state, active, num_loops, most_tokens(num_steps))
+    return repeat(
+      one_loop, state, active, num_loops, max_tokens_by_depth(num_steps)
+    )
   state, generated = repeat(one_token, state, active, num_steps)
   # A token that was begun by depth has been read from its first loop on.
   progress = state.slots.progress
@@ -111,7 +115,7 @@ def decode(
   return state._replace(slots=slots), generated
 
 
-def most_tokens(num_steps: int) -> int:
+def max_tokens_by_depth(num_steps: int) -> int:
   """Maximum tokens of a row in a call by depth, if other rows run all loops."""
   return 2 * num_steps
 
@@ -136,14 +140,14 @@ def sampled(
   """
   logits = read_out(model, hidden)
   token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
-  each, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
+  rows, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
   best, top_tokens = jax.lax.top_k(logits, num_top)
   stops = jnp.any(token[:, None] == slots.stops, axis=1)
   finish = jnp.where(slots.num_left > 1, UNFINISHED, LENGTH)
   generated = Generated(
     valid=live,
     token=token,
-    log_probability=logits[each, token] - total,
+    log_probability=logits[rows, token] - total,
     top_tokens=top_tokens,
     top_log_probabilities=best - total[:, None],
     loops=loops,

@@ -168,21 +168,21 @@ def in_rows(
     cached_model: the model without its parameters.
     span: number of cache entries that attention reads, at least as many as the
       longest sequence has tokens, new ones included; None for all.
-    options: others of `write`.
+    options: other arguments of `write`.
 
   Returns:
     The state, and the generated tokens [n, R].
   """
   call = functools.partial(write, cached_model=cached_model, **options)
   active = rows < len(state.slots.token)
-  apart = options.get("depth") == UNROLLED
-  if len(rows) == len(state.slots.token) and not apart:
+  unstack = options.get("depth") == UNROLLED
+  if len(rows) == len(state.slots.token) and not unstack:
     return call(params, state, active, span=span)
-  part = slots_lib.of_rows(state, rows, span, apart)
+  part = slots_lib.of_rows(state, rows, span, unstack)
   part, generated = call(params, part, active, span=None)
   num_tokens = len(generated.valid)
   if options.get("depth") == BY_DEPTH:
-    num_tokens = decoding.most_tokens(options["num_steps"])
+    num_tokens = decoding.max_tokens_by_depth(options["num_steps"])
   return slots_lib.with_rows(state, part, rows, num_tokens), generated
 
 
@@ -222,7 +222,7 @@ def read_chunks(
     cached_model: the model without its parameters.
     model: the model with them.
     chunks: the tokens.
-    cache: of the tokens before them.
+    cache: the cache of the tokens before them.
     span: see `CachedModel.read`.
 
   Returns:
@@ -230,39 +230,41 @@ def read_chunks(
     loops that it ran f32 [P], the cache).
   """
   tokens, valid, slots = chunks.tokens, chunks.valid, chunks.slots
-  each = jnp.arange(len(tokens))
+  rows = jnp.arange(len(tokens))
   last = jnp.maximum(jnp.sum(valid, axis=1) - 1, 0)
-  fewer, alone = chunks.num_loops, None
-  if fewer is not None:  # In some rows the last token is read by itself.
-    alone = chunks.is_last & (fewer > 0)
+  prefill_loops, reads_last = chunks.num_loops, None
+  if (
+    prefill_loops is not None
+  ):  # In some rows the last token is read by itself.
+    reads_last = chunks.is_last & (prefill_loops > 0)
     is_last = jnp.arange(tokens.shape[1])[None] == last[:, None]
-    valid &= ~(alone[:, None] & is_last)
+    valid &= ~(reads_last[:, None] & is_last)
   output, cache = cached_model.read(
     model,
     tokens,
     cache,
     valid=valid,
     num_loops=slots.num_loops
-    if fewer is None
-    else jnp.where(fewer > 0, fewer, slots.num_loops),
+    if prefill_loops is None
+    else jnp.where(prefill_loops > 0, prefill_loops, slots.num_loops),
     exit_threshold=slots.exit_threshold,
     span=span,
-    fills=fewer is not None,
+    fills=prefill_loops is not None,
   )
-  hidden, loops = output.hidden[each, last], output.stats["loops_run"]
-  if alone is None:
+  hidden, loops = output.hidden[rows, last], output.stats["loops_run"]
+  if reads_last is None:
     return hidden, loops, cache
   output, cache = cached_model._replace(exit_rule="fixed").read(
     model,
-    tokens[each, last][:, None],
+    tokens[rows, last][:, None],
     cache,
-    valid=alone[:, None],
+    valid=reads_last[:, None],
     num_loops=slots.num_loops,
     exit_threshold=slots.exit_threshold,
     span=span,
   )
   return (
-    jnp.where(alone[:, None], output.hidden[:, 0], hidden),
-    jnp.where(alone, output.stats["loops_run"], loops),
+    jnp.where(reads_last[:, None], output.hidden[:, 0], hidden),
+    jnp.where(reads_last, output.stats["loops_run"], loops),
     cache,
   )

@@ -1,4 +1,4 @@
-"""The shapes that programs are compiled for: few, and not much too large."""
+"""The shapes that programs are compiled for: few, with little padding."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,8 @@ from loopjax.types import TaskSpec
 
 SMALLEST_SPAN = 64
 NUM_DRAFTS = (2, 4, 8)
-# What each further token that is read at once costs, of a token alone:
+# Cost of each further token that is read in the same call, relative to the
+# first:
 # benchmarks/results/2026-11-24_cpu_2cores_speculation.md.
 _COST_ON_CPU = 0.25
 _SMALLEST_CHUNK = 16
@@ -22,12 +23,12 @@ _SMALL_WEIGHTS, _FEW_ROWS = 16 * 2**20, 8
 _SHARE_BY_DEPTH = 0.77
 
 
-def powers(least: int, most: int, factor: int = 4) -> list[int]:
-  """least, and its products with powers of `factor` below `most`; `most`."""
-  sizes = [least]
-  while sizes[-1] * factor < most:
+def powers(smallest: int, largest: int, factor: int = 4) -> list[int]:
+  """`smallest` times powers of `factor`, below `largest`; then `largest`."""
+  sizes = [smallest]
+  while sizes[-1] * factor < largest:
     sizes.append(sizes[-1] * factor)
-  return [size for size in sizes if size < most] + [most]
+  return [size for size in sizes if size < largest] + [largest]
 
 
 def fitting(sizes: Sequence[int], num: int) -> int:
@@ -45,9 +46,9 @@ def prompt_chunks(
   """Sizes of a prompt's chunks; all chunks but its last have the largest.
 
   Args:
-    reading: the family's.
-    config: the model's.
-    spec: the task's.
+    reading: the family's `Reading`.
+    config: the model's config.
+    spec: the task's spec.
     prompt_chunk: maximum size, rounded up to whole chunks of a model that reads
       by chunk.
     max_tokens: maximum length of a sequence.
@@ -57,7 +58,7 @@ def prompt_chunks(
   return powers(_SMALLEST_CHUNK, min(prompt_chunk, max_tokens))
 
 
-def by_depth(loops: Sequence[float], most: int) -> bool:
+def by_depth(loops: Sequence[float], max_loops: int) -> bool:
   """Whether decoding by depth is faster than in lockstep.
 
   In lockstep, a token of all rows takes about the maximum number of loops. By
@@ -66,9 +67,11 @@ def by_depth(loops: Sequence[float], most: int) -> bool:
 
   Args:
     loops: the mean loops of the tokens of each sequence.
-    most: maximum number of loops per token.
+    max_loops: maximum number of loops per token.
   """
-  return len(loops) > 1 and sum(loops) < _SHARE_BY_DEPTH * most * len(loops)
+  return len(loops) > 1 and sum(loops) < _SHARE_BY_DEPTH * max_loops * len(
+    loops
+  )
 
 
 def rows_at_once(num_bytes: int) -> int:
@@ -76,12 +79,12 @@ def rows_at_once(num_bytes: int) -> int:
   return _FEW_ROWS if num_bytes <= _SMALL_WEIGHTS else sys.maxsize
 
 
-def span(num_tokens: int, most: int) -> int:
-  """The next of 64, 96, 128, 192, 256 ... for a number of tokens, or `most`."""
+def span(num_tokens: int, max_tokens: int) -> int:
+  """The least of 64, 96, 128, 192, ..., `max_tokens` for a number of tokens."""
   size = SMALLEST_SPAN
   while size < num_tokens:
     size = size * 4 // 3 if size % 3 == 0 else size * 3 // 2
-  return min(size, most)
+  return min(size, max_tokens)
 
 
 def drafts(
@@ -103,12 +106,12 @@ def drafts(
     on_cpu: whether processing several tokens together takes longer than one.
   """
   accepted, rejected = (sum(each) for each in zip(*counts, strict=True))
-  chance = (accepted + 2) / (accepted + rejected + 3)  # At first 2 in 3.
-  more = _COST_ON_CPU if on_cpu else 0.0
+  acceptance = (accepted + 2) / (accepted + rejected + 3)  # At first 2 in 3.
+  extra_cost = _COST_ON_CPU if on_cpu else 0.0
 
   def tokens_by_time(num: int) -> float:
-    tokens = sum(chance**i for i in range(num))
-    return tokens / (num * share + (1 - share) * (1 + more * (num - 1)))
+    tokens = sum(acceptance**i for i in range(num))
+    return tokens / (num * share + (1 - share) * (1 + extra_cost * (num - 1)))
 
   num = max(NUM_DRAFTS, key=tokens_by_time)
   return num, rounds(num, num_tokens)

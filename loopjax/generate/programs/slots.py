@@ -17,7 +17,9 @@ from loopjax.types import Array
 MAX_STOPS = 8  # Stop tokens of a request.
 MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
 UNFINISHED, STOP, LENGTH = range(3)  # Why a sequence ends with a token.
-NO_DRAFT, REJECTED, ACCEPTED = range(3)  # What became of the token's draft.
+NO_DRAFT, REJECTED, ACCEPTED = range(
+  3
+)  # Whether the token's draft was accepted.
 # How many loops rows run: "unrolled": all; every loop is compiled by itself.
 # "loops": as many as each may. "exits": the exit rule is computed as well; all
 # wait for the last. "by_depth": the same, and no row waits.
@@ -158,12 +160,12 @@ def repeat(
 
   def is_unfinished(carry: tuple[Array, State, Generated]) -> Array:
     n, state, _ = carry
-    goes_on = (n < num_steps) & jnp.any(active & (state.slots.num_left > 0))
+    unfinished = (n < num_steps) & jnp.any(active & (state.slots.num_left > 0))
     if num_tokens is not None:
-      goes_on &= jnp.all(state.slots.position - first < num_tokens)
-    return goes_on
+      unfinished &= jnp.all(state.slots.position - first < num_tokens)
+    return unfinished
 
-  def one(
+  def body(
     carry: tuple[Array, State, Generated],
   ) -> tuple[Array, State, Generated]:
     n, state, buffers = carry
@@ -176,14 +178,16 @@ def repeat(
     jax.eval_shape(step, state)[1],
   )
   start = jnp.asarray(0), state, buffers
-  _, state, buffers = jax.lax.while_loop(is_unfinished, one, start)
+  _, state, buffers = jax.lax.while_loop(is_unfinished, body, start)
   return state, buffers
 
 
-def of_rows(state: State, rows: Array, span: int | None, apart: bool) -> State:
+def of_rows(
+  state: State, rows: Array, span: int | None, unstack: bool
+) -> State:
   """The state of some slots, i32 [R]; see `Cache.of_rows`."""
   slots = jax.tree.map(lambda x: x.at[rows].get(mode="clip"), state.slots)
-  return State(state.cache.of_rows(rows, span, apart=apart), slots)
+  return State(state.cache.of_rows(rows, span, unstack=unstack), slots)
 
 
 def with_rows(state: State, part: State, rows: Array, num_tokens: int) -> State:

@@ -82,7 +82,7 @@ def speculate(
   def draft(cache: Any, slots: Slots, live: Array) -> tuple[Any, _Draft]:
     loops = jnp.full(len(live), draft_loops, jnp.int32)
 
-    def one(carry: Any, place: Array) -> tuple[Any, _Draft]:
+    def draft_token(carry: Any, place: Array) -> tuple[Any, _Draft]:
       token, seen, cache = carry
       output, cache = read(token[:, None], cache, live, num_loops=loops)
       logits = read_out(model, output.hidden[:, 0])
@@ -93,7 +93,9 @@ def speculate(
       return (new, seen_after, cache), drafted
 
     start = slots.token, slots.seen, cache
-    (_, _, cache), drafts = jax.lax.scan(one, start, jnp.arange(num_drafts))
+    (_, _, cache), drafts = jax.lax.scan(
+      draft_token, start, jnp.arange(num_drafts)
+    )
     return cache, drafts
 
   def one_round(state: State) -> tuple[State, Generated]:
@@ -131,8 +133,8 @@ def _checked(
 
   Args:
     before: the slots before the round.
-    drafts: of the round.
-    logits: of all loops, f32 [n, B, V].
+    drafts: the round's drafts.
+    logits: the logits after all loops, f32 [n, B, V].
     live: bool [B].
     loops: f32 [B], loops that the model ran.
     num_top: number of most likely tokens to report.
@@ -166,13 +168,15 @@ def _checked(
   )
   count = jnp.sum(valid, axis=0, dtype=jnp.int32)
   last = jnp.take_along_axis(token, jnp.maximum(count - 1, 0)[None], axis=0)[0]
-  left = jnp.where(jnp.any(valid & stops, axis=0), 0, before.num_left - count)
-  each = jnp.broadcast_to(jnp.arange(rows), token.shape)
+  num_left = jnp.where(
+    jnp.any(valid & stops, axis=0), 0, before.num_left - count
+  )
+  columns = jnp.broadcast_to(jnp.arange(rows), token.shape)
   return before._replace(
     token=jnp.where(live, last, before.token),
     position=before.position + count,
-    num_left=jnp.where(live, left, before.num_left),
-    seen=before.seen.at[each, jnp.where(valid, token, vocab_size)].set(
+    num_left=jnp.where(live, num_left, before.num_left),
+    seen=before.seen.at[columns, jnp.where(valid, token, vocab_size)].set(
       True, mode="drop"
     ),
   ), generated

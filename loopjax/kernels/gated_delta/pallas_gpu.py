@@ -21,7 +21,7 @@ from loopjax.kernels.gated_delta.recurrence import Steps
 from loopjax.types import Array
 
 _SIZE = 64  # Tokens of a chunk, and columns of a block.
-_MOST_KEYS = 128  # Largest d_k whose state fits in shared memory.
+_MAX_KEYS = 128  # Largest d_k whose state fits in shared memory.
 # Up to this many tokens are one chunk, computed without a kernel: there is no
 # recurrence, and XLA needs no padding. From the roofline, not measured.
 _ONE_CHUNK = 128
@@ -53,9 +53,9 @@ def gated_delta(
 def _check(query: Array, value: Array) -> None:
   if value.dtype != jnp.bfloat16:
     raise UserError(f"pallas_gpu takes bfloat16 inputs, not {value.dtype}")
-  if query.shape[-1] > _MOST_KEYS:
+  if query.shape[-1] > _MAX_KEYS:
     raise UserError(
-      f"pallas_gpu takes d_k of at most {_MOST_KEYS}, not {query.shape[-1]}"
+      f"pallas_gpu takes d_k of at most {_MAX_KEYS}, not {query.shape[-1]}"
     )
 
 

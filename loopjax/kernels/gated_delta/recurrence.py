@@ -101,8 +101,8 @@ def scan(
     return after, (state, result)
 
   if len(steps.base) == 1:  # A loop would copy the state.
-    after, found = step(state, jax.tree.map(lambda x: x[0], steps))
-    before, results = jax.tree.map(lambda x: x[None], found)
+    after, outputs = step(state, jax.tree.map(lambda x: x[0], steps))
+    before, results = jax.tree.map(lambda x: x[None], outputs)
     return before, results, after
   after, (before, results) = jax.lax.scan(step, state, steps, reverse=adjoint)
   return before, results, after

@@ -25,7 +25,7 @@ from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
 _UNIT = 64  # Widths must be multiples of this.
-_MOST_STEPS = 8  # Maximum number of prefetched steps.
+_MAX_STEPS = 8  # Maximum number of prefetched steps.
 # Shared memory for these steps in bytes, of the 227 KiB of a block.
 _STEP_BYTES = 160 * 2**10
 _FEW = 64  # Up to this many tokens make one tile; also the smallest tile.
@@ -108,7 +108,7 @@ def _accumulate(totals, rows: list, matrices: list, places: tuple) -> None:
       *(_spec((tile, columns), lambda k: (i, k)) for _ in rows),
       *map(square, blocks),
     ],
-    max_concurrent_steps=min(_MOST_STEPS, _STEP_BYTES // size),
+    max_concurrent_steps=min(_MAX_STEPS, _STEP_BYTES // size),
   )(*rows, *matrices)
 
 

@@ -28,10 +28,10 @@ from loopjax.types import Array
 
 _LANES, _SUBLANES = 128, 16
 # Maximum tokens per tile; every tile streams all weights.
-_MOST_TOKENS = 2048
-_MOST_COLUMNS = 256  # Per matrix tile; the next tile is prefetched.
-_MOST_ROWS = 512  # Tokens of a tile computed at a time.
-_LEAST_VMEM = 16 * 2**20  # Bytes; assumed for unknown chips.
+_MAX_TOKENS = 2048
+_MAX_COLUMNS = 256  # Per matrix tile; the next tile is prefetched.
+_MAX_ROWS = 512  # Tokens of a tile computed at a time.
+_MIN_VMEM = 16 * 2**20  # Bytes; assumed for unknown chips.
 
 
 def gated_kv(inputs, latent, weights, tables, cache, start):
@@ -246,7 +246,7 @@ def _pull_back(
   tiles = _Tiles(
     per_token=2 * 2 * (width + num_columns) * size,
     per_column=2 * 2 * (width + num_columns) * size
-    + 2 * min(_MOST_TOKENS, num_tokens) * (3 * size + 2 * 4),
+    + 2 * min(_MAX_TOKENS, num_tokens) * (3 * size + 2 * 4),
     unit=_LANES,
   )
   tile, _ = tiles.tokens(num_tokens, 1)
@@ -339,9 +339,9 @@ def _by_rows(tile: int) -> Callable[[Any], Any]:
 
 def _rows(tile: int) -> int:
   """Rows per step: all of the tile's, or a divisor of them."""
-  if tile <= _MOST_ROWS:
+  if tile <= _MAX_ROWS:
     return tile
-  sizes = range(_SUBLANES, _MOST_ROWS + 1, _SUBLANES)
+  sizes = range(_SUBLANES, _MAX_ROWS + 1, _SUBLANES)
   return max((n for n in sizes if tile % n == 0), default=tile)
 
 
@@ -373,8 +373,8 @@ class _Tiles(NamedTuple):
   def tokens(self, num_tokens: int, each: int) -> tuple[int, int]:
     """Tokens per tile, and per run of one example's tokens in it."""
     room = (_for_tiles() - self.unit * self.per_column) // self.per_token
-    most = max(_SUBLANES, min(_MOST_TOKENS, room // _SUBLANES * _SUBLANES))
-    if num_tokens <= most and _rows(num_tokens) <= _MOST_ROWS:
+    most = max(_SUBLANES, min(_MAX_TOKENS, room // _SUBLANES * _SUBLANES))
+    if num_tokens <= most and _rows(num_tokens) <= _MAX_ROWS:
       return num_tokens, each
     sizes = range(_SUBLANES, most + 1, _SUBLANES)
     return max(
@@ -385,7 +385,7 @@ class _Tiles(NamedTuple):
   def columns(self, num_tokens: int, num_columns: int, unit: int) -> int:
     """Columns per tile: all, or the most units that fit and divide them."""
     room = (_for_tiles() - num_tokens * self.per_token) // self.per_column
-    most = min(room, _MOST_COLUMNS)
+    most = min(room, _MAX_COLUMNS)
     sizes = range(unit, max(most, unit) + 1, unit)
     return max((n for n in sizes if num_columns % n == 0), default=num_columns)
 
@@ -395,7 +395,7 @@ def _vmem() -> int:
   try:
     return pltpu.get_tpu_info().vmem_capacity_bytes
   except ValueError:  # No TPU: interpreted, or lowered for another machine.
-    return _LEAST_VMEM
+    return _MIN_VMEM
 
 
 def _for_tiles() -> int:

@@ -78,16 +78,16 @@ class Config(stack.StackConfig):
     checks.at_least("model", self, num_local_slots=0, num_global_slots=0)
     checks.at_least("model", self, ponder_weight=0, z_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
-      of_memory = ("memory_placement", "memory_gate", "gate_bias")
+      memory_fields = ("memory_placement", "memory_gate", "gate_bias")
       slots = ("num_local_slots", "num_global_slots")
-      checks.without_effect("model", self, slots, *of_memory)
+      checks.without_effect("model", self, slots, *memory_fields)
     if self.scale_from_step > self.num_loops:
-      because = ("scale_from_step", "num_loops")
-      checks.without_effect("model", self, because, "loop_scale")
+      cause = ("scale_from_step", "num_loops")
+      checks.without_effect("model", self, cause, "loop_scale")
     self._check_prior()
     if self.num_loops == 1:
-      idle = ("ponder_weight", "halting_mass")
-      checks.without_effect("model", self, "num_loops", *idle)
+      unused = ("ponder_weight", "halting_mass")
+      checks.without_effect("model", self, "num_loops", *unused)
 
   def _check_prior(self) -> None:
     """Raises UserError for a prior that is invalid or has no effect."""
@@ -105,8 +105,8 @@ class Config(stack.StackConfig):
 
   def block_shape(self) -> Shape:
     """Structure of the blocks; raises UserError if it is invalid."""
-    made = functools.partial(_NORMS[self.norm], epsilon=self.norm_epsilon)
-    return dataclasses.replace(super().block_shape(), norm=made)
+    make_norm = functools.partial(_NORMS[self.norm], epsilon=self.norm_epsilon)
+    return dataclasses.replace(super().block_shape(), norm=make_norm)
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
@@ -123,14 +123,16 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     config.width,
     config.block_shape(),
   )
-  read = tokens * sum(
+  read_flops = tokens * sum(
     memory.read_flops(width, slots, config.memory_gate)
     for slots in (config.num_local_slots, config.num_global_slots)
   )
   router = tokens * 2 * (width + 1) if config.num_loops > 1 else 0
   in_loop = config.memory_placement == "in_loop"
-  per_loop = block.flops(shape, tokens) + router + (read if in_loop else 0)
-  once = 0 if in_loop else read
+  per_loop = (
+    block.flops(shape, tokens) + router + (read_flops if in_loop else 0)
+  )
+  once = 0 if in_loop else read_flops
   head = 2 * tokens * width * spec.vocab_size
   return {
     "flops_per_example": [

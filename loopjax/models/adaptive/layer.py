@@ -112,14 +112,14 @@ class Layer(nnx.Module):
       (the output [B, T, D], the cache, statistics and traces by name).
     """
     config, scales = self.config, self.scales()
-    where = config.memory_placement
+    placement = config.memory_placement
     reads: dict[str, Array] = {}
     rule = halting.ACT(1 - exit_threshold, config.halting_mass == "remainder")
 
     def step(carry: Carry, i: Array) -> tuple[Carry, dict[str, Any]]:
       h = carry.h
       read: dict[str, Array] = {}
-      if where == "in_loop":
+      if placement == "in_loop":
         h, read = self.enrich(h, global_bank, token_weights, trace)  # (10)
       added, cache = self._update(h, carry.cache, metadata, first_slot + i)
       h = h + scales[i] * added  # h^(t), (5)
@@ -138,12 +138,12 @@ class Layer(nnx.Module):
       record |= {name: traces[name] for name in traces if name in trace}
       return Carry(h, output, steps, divergence, state, cache), record
 
-    if where == "pre_layer":
+    if placement == "pre_layer":
       h, reads = self.enrich(h, global_bank, token_weights, trace)
-    zeros, none = jnp.zeros_like(h), jnp.zeros(h.shape[:2])
+    zeros, token_zeros = jnp.zeros_like(h), jnp.zeros(h.shape[:2])
     carry, records, steps_run = driver.run_loop(
       step,
-      Carry(h, zeros, none, none, rule.init(h.shape[:2]), cache),
+      Carry(h, zeros, token_zeros, token_zeros, rule.init(h.shape[:2]), cache),
       num_loops,
       kind=options.execution,
       remat=options.remat,
@@ -153,7 +153,7 @@ class Layer(nnx.Module):
     if config.halting_mass == "renormalised":
       mass = jnp.maximum(carry.halting.spent, jnp.finfo(jnp.float32).tiny)
       output, steps = output / mass[..., None], steps / mass
-    if where == "post_layer":
+    if placement == "post_layer":
       output, reads = self.enrich(output, global_bank, token_weights, trace)
     mean = jnp.sum(token_weights * steps, axis=1)
     variance = jnp.sum(token_weights * (steps - mean[:, None]) ** 2, axis=1)
@@ -254,7 +254,7 @@ def _with_reads(
   """The iterations' records, with "reads": means of those of the banks.
 
   Args:
-    records: of all iterations; their "reads" are those "in_loop".
+    records: the records of all iterations; "reads" has those made "in_loop".
     once: statistics of a read outside of the loop.
     run: number of iterations that ran.
   """

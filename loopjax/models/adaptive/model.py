@@ -91,8 +91,8 @@ class Model(nnx.Module):
     Args:
       inputs, documents, cache, valid: see `causal.begin`.
       num_loops: number of iterations of every layer, from 1 to N; N if None.
-      kind: as there; with "while" a layer's loop ends when all tokens have
-        halted.
+      kind: see `causal.begin`; with "while" a layer's loop ends when all tokens
+        have halted.
       trace: names from TRACES: "hidden" h^(t) of the last layer, f32
         [N, B, T, D]; "halting" p_halt^(t) of all layers, f32 [N, B, T, L];
         "local_slots" and "global_slots", for banks that exist: the mean over

@@ -71,7 +71,7 @@ class LatentCache:
   span: int | None = None
 
   def capacity(self, num_layers: int) -> int:
-    """R."""
+    """R, the number of entries of each layer."""
     return self.key.shape[1] // num_layers
 
   def within(self, span: int | None) -> "LatentCache":
@@ -94,14 +94,14 @@ class Places(NamedTuple):
   visible: Array
   capacity: int
 
-  def entry(self, number: Array, live: Array | bool) -> Array:
+  def entry(self, layer: Array, live: Array | bool) -> Array:
     """Entry of the first token in a layer; -1 in rows that write nothing."""
-    entry = number * self.capacity + self.start
+    entry = layer * self.capacity + self.start
     return jnp.where(self.fits & live, entry, -1)
 
-  def parts(self, number: Array, cache: KeyValues) -> list[Part]:
+  def parts(self, layer: Array, cache: KeyValues) -> list[Part]:
     """K_t and V_t of (cat) in a layer; `update` has written the chunk's own."""
-    span, start = self.visible.shape[-1], number * self.capacity
+    span, start = self.visible.shape[-1], layer * self.capacity
     key, value = (
       jax.lax.dynamic_slice_in_dim(x, start, span, axis=1) for x in cache
     )
@@ -109,23 +109,23 @@ class Places(NamedTuple):
 
 
 class Chunk(NamedTuple):
-  """What the C tokens of a chunk are given; none of it has a gradient.
+  """What the loops over a chunk's C tokens share; none of it has a gradient.
 
   Attributes:
     tables: rotary tables of their positions, [B, C, d_h / 2].
     num_before: number of tokens in earlier chunks, the only valid ones of the
       history. None in a sweep, where every token is a chunk of its own.
-    documents, of_row: document numbers of the tokens, i32 [B, C], and of the
-      whole row, i32 [B, T]; None if a row is one document.
-    alpha: of (a), f32 scalar; None for 1.
-    targets: of the outputs of attention, [K, L, B, C, D], or None.
+    documents, row_documents: document numbers of the tokens, i32 [B, C], and of
+      the whole row, i32 [B, T]; None if a row is one document.
+    alpha: alpha of (a), f32 scalar; None for 1.
+    targets: targets for the outputs of attention, [K, L, B, C, D], or None.
     places: where the tokens are in a cache; None without one.
   """
 
   tables: Any
   num_before: Any = None
   documents: Any = None
-  of_row: Any = None
+  row_documents: Any = None
   alpha: Any = None
   targets: Any = None
   places: Any = None
@@ -137,8 +137,8 @@ class State(NamedTuple):
   Attributes:
     hidden: residual stream [B, C, D].
     latents: h_t of all layers [L, B, C, D].
-    key_values: of the chunk's tokens, [L, B, C, G, d_h] each; with a cache,
-      those of all its entries; None with an alpha.
+    key_values: keys and values of the chunk's tokens, [L, B, C, G, d_h] each;
+      with a cache, of all its entries; None with an alpha.
   """
 
   hidden: Array
@@ -188,7 +188,7 @@ def update(
   """h_t [B, S, D], and its keys and values.
 
   Args:
-    layer, mode, t, x, h: as of `gate_values`.
+    layer, mode, t, x, h: as in `gate_values`.
     tables: rotary tables [B, S, d_h / 2].
     cache, start: a cache to return with the keys and values written to it, as
       in `gated_kv`. Without it they are returned, [B, S, G, d_h] each.
@@ -203,30 +203,33 @@ def update(
 
 
 def appended(
-  chunk: Chunk, own: KeyValues, past: KeyValues | None
+  chunk: Chunk, current: KeyValues, past: KeyValues | None
 ) -> list[Part]:
-  """K_t and V_t of (cat): what is before the chunk, and its own.
+  """K_t and V_t of (cat): of earlier chunks, and of this one.
 
   Args:
     chunk: the tokens.
-    own: their keys and values [B, C, G, d_h].
+    current: their keys and values [B, C, G, d_h].
     past: those of the row, or of its first N tokens, [B, N, G, d_h]; None if
       the chunk is the first.
   """
-  same = before = None
+  current_documents = past_documents = None
   if chunk.documents is not None:
-    same = chunk.documents, chunk.documents
+    current_documents = chunk.documents, chunk.documents
     if past is not None:
-      before = chunk.documents, chunk.of_row[:, : past[0].shape[1]]
+      past_documents = (
+        chunk.documents,
+        chunk.row_documents[:, : past[0].shape[1]],
+      )
   if past is None:
-    return [Part(*own, first=0, documents=same)]
+    return [Part(*current, first=0, documents=current_documents)]
   if chunk.num_before is None:
-    alone = Part(*own, first=0, reach=1, documents=same)
-    return [alone, Part(*past, first=-1, documents=before)]
+    itself = Part(*current, first=0, reach=1, documents=current_documents)
+    return [itself, Part(*past, first=-1, documents=past_documents)]
   length = jnp.asarray(chunk.num_before, jnp.int32)
   return [
-    Part(*own, first=0, documents=same),
-    Part(*past, documents=before, length=length),
+    Part(*current, first=0, documents=current_documents),
+    Part(*past, documents=past_documents, length=length),
   ]
 
 
@@ -253,7 +256,7 @@ def one_loop(
 
   Args:
     stack, options, chunk: parameters, static options, and the tokens.
-    state: of the loop before.
+    state: the state after the previous loop.
     t: index of the loop, from 0; with a cache it may be each row's, [B, 1, 1].
     history: without a cache, keys and values of earlier chunks,
       [1 or K, L, B, N, G, d_h] each; None if there is none.
@@ -265,16 +268,16 @@ def one_loop(
     [L, B, C, D]).
   """
   places: Places | None = chunk.places
-  keeps_own = places is None and chunk.alpha is None
+  stacks_key_values = places is None and chunk.alpha is None
   past = jax.tree.map(lambda x: x[t if len(x) > 1 else 0], history)
   targets = None if chunk.targets is None else chunk.targets[t]
 
-  def run_layer(carry: Any, of_layer: Any) -> tuple[Any, Any]:
+  def run_layer(carry: Any, layer_inputs: Any) -> tuple[Any, Any]:
     hidden, cache = carry
-    layer, number, h, past, target = of_layer
+    layer, index, h, past, target = layer_inputs
     x = layer.block.attention_norm(hidden)
     x = x.astype(layer.block.attention.precision.compute)
-    start = None if places is None else places.entry(number, live)
+    start = None if places is None else places.entry(index, live)
     h, new = update(layer, options.gate, t, x, h, chunk.tables, cache, start)
     if chunk.alpha is not None:  # XLA then omits the projections of `update`.
       mixture = reference.interpolate(chunk.alpha, h, x)  # (a)
@@ -282,7 +285,7 @@ def one_loop(
     if places is None:
       parts = appended(chunk, new, past)  # (cat)
     else:
-      cache, parts = new, places.parts(number, new)  # (cat)
+      cache, parts = new, places.parts(index, new)  # (cat)
     mixed = attend(layer, x, chunk.tables, parts)
     record = {"attention": mixed} if "attention" in options.keep else {}
     if target is not None:
@@ -291,13 +294,13 @@ def one_loop(
     if chunk.alpha is not None or "inputs" in options.keep:
       record["inputs"] = x
     hidden = layer.block.add(sharding.split_by_example(hidden), mixed)  # (x)
-    return (hidden, cache), (h, new if keeps_own else None, record)
+    return (hidden, cache), (h, new if stacks_key_values else None, record)
 
-  numbers = jnp.arange(stack.num_layers)
-  (hidden, cache), (latents, own, record) = remat_lib.scan(
+  indices = jnp.arange(stack.num_layers)
+  (hidden, cache), (latents, key_values, record) = remat_lib.scan(
     run_layer,
     (state.hidden, None if places is None else state.key_values),
-    (stack.layers, numbers, state.latents, past, targets),
+    (stack.layers, indices, state.latents, past, targets),
     unroll=options.kind == "unroll",
     remat=options.remat,
   )
@@ -305,7 +308,7 @@ def one_loop(
   record["hidden_norm"] = norm.mean_norm(hidden)
   if "hidden" in options.keep:
     record["hidden"] = hidden
-  return State(hidden, latents, own if places is None else cache), record
+  return State(hidden, latents, key_values if places is None else cache), record
 
 
 def run_chunk(
@@ -319,10 +322,10 @@ def run_chunk(
   """All loops over a chunk, without a cache; the step of `chunks.Options`.
 
   Args:
-    options, stack, history: as of `one_loop`.
+    options, stack, history: as in `one_loop`.
     hidden: embedded tokens [B, C, D].
     chunk: the tokens; its tables are [C, d_h / 2].
-    num_before: as of `Chunk`.
+    num_before: as in `Chunk`.
 
   Returns:
     ((output [B, C, D], records), keys and values for later chunks).
@@ -333,15 +336,16 @@ def run_chunk(
     history = chunks.cut(history, num_before, options.reach * size)
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in chunk.tables)
   chunk = chunk._replace(tables=(cos, sin), num_before=num_before)
-  keeps_own = chunk.alpha is None
-  own = stack.no_key_values(batch, size) if keeps_own else None
+  keeps_key_values = chunk.alpha is None
+  empty = stack.no_key_values(batch, size) if keeps_key_values else None
   state, records, _ = driver.run_loop(
     lambda state, t: one_loop(stack, options, chunk, state, t, history),
-    State(hidden, stack.no_latents(hidden), own),
+    State(hidden, stack.no_latents(hidden), empty),
     options.num_loops,
     kind=options.kind,
   )
-  if keeps_own:  # All loops over later chunks see those of the last loop.
+  if keeps_key_values:
+    # All loops over later chunks see those of the last loop.
     key_values = jax.tree.map(lambda x: x[None], state.key_values)
   else:  # (a), of the last loop's latents and of the inputs of each.
     inputs = records["inputs"]
@@ -369,7 +373,7 @@ def run(
     hidden: embedded tokens [B, T, D].
     documents: i32 [B, T], a number for each document of a row; None if a row is
       one document.
-    alpha: f32 scalar, of (a); None for 1. Has no gradient.
+    alpha: f32 scalar, see (a); None for 1. Has no gradient.
     attention: a teacher's attention outputs, [K, L, B, T, D], or None. Has no
       gradient.
 
@@ -382,42 +386,42 @@ def run(
   """
   batch, num_tokens, _ = hidden.shape
   size = options.chunk_size or num_tokens
-  num_chunks, rest = divmod(num_tokens, size)
-  assert rest == 0, (num_tokens, size)
+  num_chunks, remainder = divmod(num_tokens, size)
+  assert remainder == 0, (num_tokens, size)
   positions = jnp.arange(num_tokens)[:, None]
   head_width = stack.layers.block.attention.head_width
   tables = rope.rope_tables(positions, head_width, options.rope_base)
-  whole = Chunk(
+  row = Chunk(
     tables,
     documents=documents,
-    of_row=documents,
+    row_documents=documents,
     alpha=alpha,
     targets=attention,
   )
   step = functools.partial(run_chunk, options)
   if num_chunks == 1:
-    (ends, records), history = step(stack, hidden, whole, None, 0)
+    (outputs, records), history = step(stack, hidden, row, None, 0)
   else:
-    axes = Chunk(*[chunks.EVERY] * len(whole))
+    axes = Chunk(*[chunks.EVERY] * len(row))
     axes = axes._replace(tables=0, documents=1, targets=3)
     split = functools.partial(chunks.split, num_chunks)
     loops = 1 if alpha is None else options.num_loops
-    (ends, records), history = chunks.run(
+    (outputs, records), history = chunks.run(
       chunks.Options(step, options.hops),
       stack,
       split(1, hidden),
-      jax.tree.map(split, axes, whole),
+      jax.tree.map(split, axes, row),
       stack.no_key_values(batch, num_tokens, loops),
     )
-    of_tokens = {
+    token_axes = {
       "hidden": 2, "attention": 3, "inputs": 3, "squared_distance": 3,
     }  # fmt: skip
     norms = jnp.mean(records.pop("hidden_norm"), axis=0)
-    records = {k: chunks.join(of_tokens[k], x) for k, x in records.items()}
-    ends, records["hidden_norm"] = chunks.join(1, ends), norms
+    records = {k: chunks.join(token_axes[k], x) for k, x in records.items()}
+    outputs, records["hidden_norm"] = chunks.join(1, outputs), norms
   for _ in range(options.sweeps):
-    (ends, records), history = step(stack, hidden, whole, history, None)
-  return ends, records
+    (outputs, records), history = step(stack, hidden, row, history, None)
+  return outputs, records
 
 
 def begin_on_cache(
@@ -430,7 +434,7 @@ def begin_on_cache(
 
   Args:
     stack, options: parameters, and static options.
-    cache: the tokens before.
+    cache: the cache of the tokens before.
     hidden: embedded tokens [B, C, D].
   """
   attention, size = stack.layers.block.attention, hidden.shape[1]
@@ -443,5 +447,5 @@ def begin_on_cache(
     positions[..., None], attention.head_width, options.rope_base
   )
   chunk = Chunk(tables, places=Places(cache.length, fits, visible, capacity))
-  kept = stack.no_latents(hidden), (cache.key, cache.value)  # h_0 is not read.
-  return chunk, State(hidden, *kept)
+  latents = stack.no_latents(hidden)  # h_0 is not read.
+  return chunk, State(hidden, latents, (cache.key, cache.value))

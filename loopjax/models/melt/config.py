@@ -124,14 +124,14 @@ class Config(stack.StackConfig):
 
   def _check_effects(self) -> None:
     """Raises UserError if a setting has no effect because of another one."""
-    for field, values, idle in (
+    for field, values, unused in (
       ("alpha", (1.0,), ("interpolation_steps",)),
       ("distill", ("none",), ("distill_beta", "align_weight")),
       ("gate", set(GATES) - set(LEARNED), ("gate_bias",)),
       ("chunk_size", (0,), (*_HISTORY, "chunk_jitter")),
     ):
       if getattr(self, field) in values:
-        checks.without_effect("model", self, field, *idle)
+        checks.without_effect("model", self, field, *unused)
     if self.history_hops >= 0:
       checks.without_effect("model", self, "history_hops", "history_reach")
 
@@ -186,9 +186,9 @@ class Options(NamedTuple):
   sweeps: int = 0
 
 
-def made_from(theirs: Any) -> Start:
-  """See `Family.made_from`; with alpha = 0 it computes what the model does."""
-  return Start(starting.settings(theirs, Config), "^latent_gates/")
+def made_from(source: Any) -> Start:
+  """See `Family.made_from`; with alpha = 0 it computes what the source does."""
+  return Start(starting.settings(source, Config), "^latent_gates/")
 
 
 def check_schedule(config: Config, num_steps: int) -> None:
@@ -221,8 +221,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     )
   tokens, width = spec.sequence_length, config.width
   chunk = config.read_chunk(spec)
-  more = chunk if chunk < tokens else 0  # Besides the tokens of the history.
-  per_layer = block.flops(config.block_shape(), tokens, more)
+  num_own = chunk if chunk < tokens else 0  # Besides the tokens of the history.
+  per_layer = block.flops(config.block_shape(), tokens, num_own)
   if config.gate in LEARNED:
     features = width if config.gate == "element" else 1
     per_layer += 4 * tokens * width * features

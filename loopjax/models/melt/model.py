@@ -84,17 +84,17 @@ class Model(nnx.Module):
     """
     num_tokens = inputs.shape[1]
     size = min(self.config.read_chunk(self.spec), num_tokens)
-    missing = ((0, 0), (0, -num_tokens % size))
-    whole = jnp.pad(inputs, missing)
+    padding = ((0, 0), (0, -num_tokens % size))
+    padded = jnp.pad(inputs, padding)
     if documents is not None:
-      documents = jnp.pad(documents, missing)
+      documents = jnp.pad(documents, padding)
     options = self.pass_options(
       num_loops, kind, keep=("hidden",) if trace else ()
     )
     hidden, records = algorithm.run(
       self.stack(),
       options._replace(chunk_size=size),
-      self.token_embedding(whole),
+      self.token_embedding(padded),
       documents=documents,
     )
     hidden = hidden[:, :num_tokens]
@@ -203,10 +203,10 @@ def read(
     jnp.take_along_axis(x, order, axis=1) for x in (tokens, valid)
   )
   size = min(chunk, num_tokens)
-  missing = ((0, 0), (0, -num_tokens % size))
+  padding = ((0, 0), (0, -num_tokens % size))
 
   def by_chunk(x: Array) -> Array:
-    x = jnp.pad(x, missing)
+    x = jnp.pad(x, padding)
     return jnp.swapaxes(x.reshape(len(x), -1, size), 0, 1)
 
   rule = (
@@ -223,15 +223,14 @@ def read(
 
   parts = by_chunk(tokens), by_chunk(valid)
   if len(parts[0]) == 1:
-    cache, found = step(cache, jax.tree.map(lambda x: x[0], parts))
-    hidden, loops = found
+    cache, (hidden, loops) = step(cache, jax.tree.map(lambda x: x[0], parts))
   else:
     cache, (hidden, loops) = jax.lax.scan(step, cache, parts)
     loops = jnp.max(loops, axis=0)
     hidden = jnp.swapaxes(hidden, 0, 1)
     hidden = hidden.reshape(len(tokens), -1, config.width)
-  back = jnp.argsort(order, axis=1)
-  hidden = jnp.take_along_axis(hidden, back[..., None], axis=1)
+  inverse = jnp.argsort(order, axis=1)
+  hidden = jnp.take_along_axis(hidden, inverse[..., None], axis=1)
   stats = {"loops_run": loops.astype(jnp.float32)}
   output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   return output, cache
@@ -241,7 +240,7 @@ def between_tokens(model: Model, batch: int, rule: str) -> by_depth.Progress:
   """See `ByDepth`; rows keep the latents of their token."""
   progress = by_depth.between_tokens(model, batch, rule)
   latents = model.stack().no_latents(progress.hidden)
-  return progress._replace(own=jnp.swapaxes(latents, 0, 1))
+  return progress._replace(extra=jnp.swapaxes(latents, 0, 1))
 
 
 def advance(
@@ -255,30 +254,30 @@ def advance(
   exit_policy: exits.ExitPolicy,
 ) -> tuple[Output, LatentCache, by_depth.Progress]:
   """See `ByDepth.advance`; all loops of a row write to the same entry."""
-  del num_loops  # A cache has one entry for any number.
-  first = model.token_embedding(tokens)
-  (_, key_values), one_loop = loop_on_cache(model, cache, first)
+  del num_loops  # The cache does not depend on it.
+  embedded = model.token_embedding(tokens)
+  (_, key_values), one_loop = loop_on_cache(model, cache, embedded)
 
-  def step(hidden: Array, kept: Any, k: Array, live: Array) -> Any:
-    return one_loop(hidden, kept, k[:, None, None], live)
+  def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
+    return one_loop(hidden, cached, k[:, None, None], live)
 
-  latents = jnp.swapaxes(progress.own, 0, 1)
-  hidden, kept, loops, progress = by_depth.run_one(
+  latents = jnp.swapaxes(progress.extra, 0, 1)
+  hidden, cached, loops, progress = by_depth.run_one(
     model,
     exit_policy,
     step,
-    (first, (latents, key_values)),
+    (embedded, (latents, key_values)),
     progress,
     valid[:, 0],
   )
-  latents, (key, value) = kept
+  latents, (key, value) = cached
   latents = jnp.swapaxes(latents, 0, 1)
-  own = driver.tree_where(valid[:, 0], latents, progress.own)
+  latents = driver.tree_where(valid[:, 0], latents, progress.extra)
   stats = {"loops_run": loops.astype(jnp.float32)}
   output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   length = cache.length + (loops > 0)
   cache = LatentCache(key, value, length, cache.span)
-  return output, cache, progress._replace(own=own)
+  return output, cache, progress._replace(extra=latents)
 
 
 def _read_chunk(
@@ -299,24 +298,24 @@ def _read_chunk(
   num_loops = model.pass_options(num_loops).num_loops
   count = jnp.sum(valid, axis=1, dtype=jnp.int32)
   hidden, reads = model.token_embedding(tokens), count > 0
-  kept, one_loop = loop_on_cache(model, cache, hidden)
+  cached, one_loop = loop_on_cache(model, cache, hidden)
 
-  def step(hidden: Array, kept: Any, t: Array, live: Array) -> Any:
-    return one_loop(hidden, kept, t, reads & live)
+  def step(hidden: Array, cached: Any, t: Array, live: Array) -> Any:
+    return one_loop(hidden, cached, t, reads & live)
 
   def all_live(carry: Any, t: Array) -> tuple[Any, None]:
-    hidden, kept = carry
-    return one_loop(hidden, kept, t, reads), None
+    hidden, cached = carry
+    return one_loop(hidden, cached, t, reads), None
 
-  carry = hidden, kept
+  carry = hidden, cached
   if exit_policy is None:
-    (hidden, kept), _, _ = driver.run_loop(all_live, carry, num_loops)
+    (hidden, cached), _, _ = driver.run_loop(all_live, carry, num_loops)
     loops = jnp.full(len(tokens), num_loops, jnp.int32)
   else:
-    hidden, kept, loops = exiting.run(
+    hidden, cached, loops = exiting.run(
       model, exit_policy, rule, step, carry, reads, num_loops
     )
-  key, value = kept[1]
+  key, value = cached[1]
   cache = LatentCache(key, value, cache.length + count, cache.span)
   return cache, (hidden, loops)
 
@@ -324,7 +323,7 @@ def _read_chunk(
 def loop_on_cache(
   model: Model, cache: LatentCache, hidden: Array
 ) -> tuple[Any, Callable[[Array, Any, Array, Array], tuple[Array, Any]]]:
-  """What loops over tokens that follow a cache keep at first, and one loop.
+  """One loop over tokens that follow a cache, and what it starts from.
 
   Args:
     model: the model.
@@ -332,18 +331,18 @@ def loop_on_cache(
     hidden: embedded tokens [B, C, D].
 
   Returns:
-    (what is kept: latents and the cache's keys and values; the step of
-    `exiting.run`, where the index may be each row's, [B, 1, 1]).
+    (latents and the cache's keys and values, `cached` before the first loop;
+    the step of `exiting.run`, whose index may be each row's, [B, 1, 1]).
   """
   stack = model.stack()
   options = model.pass_options(kind="scan")._replace(remat="none")
   chunk, start = algorithm.begin_on_cache(stack, options, cache, hidden)
 
   def one_loop(
-    hidden: Array, kept: Any, t: Array, live: Array
+    hidden: Array, cached: Any, t: Array, live: Array
   ) -> tuple[Array, Any]:
     state, _ = algorithm.one_loop(
-      stack, options, chunk, algorithm.State(hidden, *kept), t, live=live
+      stack, options, chunk, algorithm.State(hidden, *cached), t, live=live
     )
     return state.hidden, (state.latents, state.key_values)
 

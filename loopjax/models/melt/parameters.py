@@ -63,9 +63,9 @@ class Layer(NamedTuple):
       gate_bias=self.gate.bias[...],
     )
 
-  def _matrix(self, of: Any) -> Array:
+  def _matrix(self, projection: Any) -> Array:
     compute = self.block.attention.precision.compute
-    return linear.dense(of.kernel[...]).astype(compute)
+    return linear.dense(projection.kernel[...]).astype(compute)
 
 
 class Stack(NamedTuple):
@@ -76,7 +76,7 @@ class Stack(NamedTuple):
 
   @property
   def num_layers(self) -> int:
-    """L."""
+    """L, the number of layers."""
     return len(jax.tree.leaves(self.layers)[0])
 
   def no_latents(self, hidden: Array) -> Array:

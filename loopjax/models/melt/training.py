@@ -44,14 +44,14 @@ def check_teacher(
       f"model.distill={config.distill!r} needs run.teacher, the work directory"
       " of a looped model; model.distill=none trains without a teacher"
     )
-  theirs: Any = teacher.model
-  starting.check(theirs, Config)
-  same = ["num_loops"] if config.distill == "all" else []
-  same += ["num_loops", "num_layers", "width"] if config.align_weight else []
-  for name in dict.fromkeys(same):
-    if getattr(theirs, name) != getattr(config, name):
+  teacher_config: Any = teacher.model
+  starting.check(teacher_config, Config)
+  equal = ["num_loops"] if config.distill == "all" else []
+  equal += ["num_loops", "num_layers", "width"] if config.align_weight else []
+  for name in dict.fromkeys(equal):
+    if getattr(teacher_config, name) != getattr(config, name):
       raise UserError(
-        f"its {name} is {getattr(theirs, name)}, model.{name} is"
+        f"its {name} is {getattr(teacher_config, name)}, model.{name} is"
         f" {getattr(config, name)}"
       )
 
@@ -143,8 +143,9 @@ def teacher_outputs(
   outputs of attention before any norm, [K, L, B, T, D].
   """
   keep = ("hidden", "attention") if config.align_weight else ("hidden",)
-  theirs = teacher.config
-  options = Options("last", theirs.num_loops, theirs.rope_base, keep=keep)
+  teacher_config = teacher.config
+  num_loops, rope_base = teacher_config.num_loops, teacher_config.rope_base
+  options = Options("last", num_loops, rope_base, keep=keep)
   stack = Stack(Layer(teacher.layers, None), teacher.final_norm)
   _, records = algorithm.run(
     stack,
@@ -170,8 +171,8 @@ class _ChunkOffset:
       return x
     length = x.shape[axis] + self.padding
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
-    whole = jnp.full(shape, filler, x.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(whole, x, self.offset, axis)
+    padded = jnp.full(shape, filler, x.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(padded, x, self.offset, axis)
 
   def unpad(self, x: Array, axis: int) -> Array:
     """The inverse of `pad`."""

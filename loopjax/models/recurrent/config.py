@@ -200,10 +200,10 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   once += 2 * tokens * config.width * spec.vocab_size
   products = injection.INJECTIONS[config.injection].num_products
   loop = config.num_layers * layer + 2 * products * tokens * config.width**2
-  chances = config.depths()
-  all_loops = depth_lib.expected(chances)
+  pmf = config.depths()
+  all_loops = depth_lib.expected(pmf)
   last = config.num_with_gradient
-  with_gradient = depth_lib.expected(chances, last) if last else all_loops
+  with_gradient = depth_lib.expected(pmf, last) if last else all_loops
   return {
     "flops_per_example": [once + loop * (k + 1) for k in range(num_loops)],
     "training_flops_per_example": round(

@@ -24,7 +24,7 @@ from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
 _EPSILON = 1e-6  # Of the norms without a gain.
-# What random keys are folded with; dropout of the loops has 1, 2, ...
+# Folded into random keys; dropout in the loops has 1, 2, ...
 _PRELUDE, _CODA, _STATE = (2**30 + n for n in range(3))
 
 
@@ -103,11 +103,11 @@ class Model(nnx.Module):
       targets: int [B, T]; the trace then also has what `every_loop.measured`
         records after every loop, by a coda of its own, [K, B, ...].
     """
-    of_core: Any = cache and cache.core
+    core_cache: Any = cache and cache.core
     if num_loops is not None:
       self.config.check_loops(num_loops)
     call = causal.begin(
-      self, inputs, num_loops, kind, documents, of_core, valid, keys
+      self, inputs, num_loops, kind, documents, core_cache, valid, keys
     )
     injected, state, cache = self.start(call, inputs, cache)
     if depth is not None:
@@ -116,24 +116,24 @@ class Model(nnx.Module):
       return output
 
     def step(carry: Any, k: Array) -> tuple[Any, Any]:
-      hidden, of_core = self.loop(call, injected, carry, k)  # h_k = R(e, h)
+      hidden, core_cache = self.loop(call, injected, carry, k)  # h_k = R(e, h)
       states = every_loop.state(carry[0], hidden)
-      return (hidden, of_core), every_loop.record(
+      return (hidden, core_cache), every_loop.record(
         self, trace, {name: jnp.mean(x) for name, x in states.items()},
         before=carry[0], targets=targets, hidden=hidden,
         read_out=lambda hidden: self.finish(call, hidden, cache)[0].hidden,
       )  # fmt: skip
 
-    first = state, of_core
-    (hidden, core), records, steps_run = driver.run_loop(
+    first = state, core_cache
+    (hidden, new_core), records, steps_run = driver.run_loop(
       step, first, call.num_loops, kind=call.kind
     )
-    after = None if cache is None else cache._replace(core=core)
-    output, after = self.finish(call, hidden, after)
+    new_cache = None if cache is None else cache._replace(core=new_core)
+    output, new_cache = self.finish(call, hidden, new_cache)
     loops, traces = records
     loops_run = jnp.full(len(inputs), steps_run, jnp.float32)
     return output._replace(
-      stats={"loops_run": loops_run}, loops=loops, trace=traces, cache=after
+      stats={"loops_run": loops_run}, loops=loops, trace=traces, cache=new_cache
     )
 
   def start(
@@ -143,7 +143,7 @@ class Model(nnx.Module):
     config = self.config
     embedded = config.input_scale * self.token_embedding(inputs)
     hidden = dropout(embedded, config.dropout, fold_in(call.keys, 0))
-    injected, of_prelude = self.part(call, "prelude", hidden, cache)
+    injected, prelude_cache = self.part(call, "prelude", hidden, cache)
     if config.prelude_norm:
       injected = self.prelude_norm(injected)
     if config.state == "input":
@@ -160,7 +160,7 @@ class Model(nnx.Module):
       state = config.state_std * draws.astype(injected.dtype)
     if cache is not None and inputs.shape[1] == 1:
       state = cache.first_state(state, call.metadata.places)
-    return injected, state, cache and cache._replace(prelude=of_prelude)
+    return injected, state, cache and cache._replace(prelude=prelude_cache)
 
   def loop(
     self, call: causal.Call, injected: Array, carry: Any, k: Array
@@ -176,8 +176,8 @@ class Model(nnx.Module):
     config, (hidden, cache) = self.config, carry
     layers: Any = self.layers
     if config.relaxed_rank:
-      layers = relaxed.of_loop(layers, self.differences, k)
-      if cache is not None and cache.apart:
+      layers = relaxed.layers_of_loop(layers, self.differences, k)
+      if cache is not None and cache.is_unstacked:
         layers = stack.unstacked(layers)
     new, cache = stack.run_layers(
       layers,
@@ -211,27 +211,27 @@ class Model(nnx.Module):
     def step(shared: Any, hidden: Array, k: Array) -> Array:
       params, injected = shared
       model: Any = nnx.merge(graphdef, params)
-      return model.loop(here, injected, (hidden, None), k)[0]
+      return model.loop(depth_call, injected, (hidden, None), k)[0]
 
-    here: Any = call
-    here = here._replace(num_loops=depth)  # What damping divides by.
+    depth_call: Any = call  # Damping divides by the number of loops.
+    depth_call = depth_call._replace(num_loops=depth)
     config = self.config
-    most = max(len(config.depths()), *config.growth_loops, 0)
-    call_of_depth = step, (params, injected), state, depth
+    max_loops = max(len(config.depths()), *config.growth_loops, 0)
+    arguments = step, (params, injected), state, depth
     if last := config.num_with_gradient:
-      return depth_lib.run(*call_of_depth, min(last, most))
+      return depth_lib.run(*arguments, min(last, max_loops))
     # A growing depth has few loops, of which all are run in the end.
-    drawn = config.depth != "fixed"
-    return depth_lib.run_all(*call_of_depth, most, remat=drawn)
+    is_random = config.depth != "fixed"
+    return depth_lib.run_all(*arguments, max_loops, remat=is_random)
 
   def finish(
     self, call: causal.Call, hidden: Array, cache: PartsCache | None
   ) -> tuple[Output, PartsCache | None]:
     """The coda and the read-out of the last state [B, T, D]."""
     state = hidden
-    hidden, of_coda = self.after_loops(call, hidden, cache)
+    hidden, coda_cache = self.after_loops(call, hidden, cache)
     if cache is not None:
-      cache = cache._replace(coda=of_coda)
+      cache = cache._replace(coda=coda_cache)
       cache = cache.extended(call.metadata.places, state)
     return Output(
       logits=self.logits(hidden),
@@ -261,14 +261,17 @@ class Model(nnx.Module):
     self, call: causal.Call, name: str, hidden: Array, cache: PartsCache | None
   ) -> tuple[Array, Any]:
     """Applies "prelude" or "coda", which may have no layers."""
-    layers, own = getattr(self, name, None), cache and getattr(cache, name)
+    layers, part_cache = (
+      getattr(self, name, None),
+      cache and getattr(cache, name),
+    )
     if layers is None:
-      return hidden, own
+      return hidden, part_cache
     keys = fold_in(call.keys, {"prelude": _PRELUDE, "coda": _CODA}[name])
     return stack.run_layers(
       layers,
       hidden,
-      own,
+      part_cache,
       call.metadata,
       keys=keys,
       unroll=call.kind == "unroll",

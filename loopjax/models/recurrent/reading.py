@@ -74,7 +74,7 @@ def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
 
 
 def unstacked(model: Model) -> Model:
-  """See `Reading.unstacked`; what loops add is added to the stacked core."""
+  """See `Reading.unstacked`; loops add their differences to a stacked core."""
   core = model.layers
   model = reading.unstacked(model)
   if model.config.relaxed_rank:
@@ -104,26 +104,27 @@ def read(
   core: Any = cache.core
   call = causal.begin(model, tokens, num_loops, "scan", cache=core, valid=valid)
   # What damping divides by: the loops of each row.
-  of_rows: Any = jnp.minimum(exit_policy.num_loops, num_loops)
-  call = call._replace(num_loops=of_rows)
-  metadata, nowhere = call.metadata, cache.capacity
-  injected, state, read = model.start(call, tokens, cache)
-  found: Any = read
-  begun = resumed.num_loops if resumed else 0
+  max_loops: Any = jnp.minimum(exit_policy.num_loops, num_loops)
+  call = call._replace(num_loops=max_loops)
+  metadata, out_of_range = call.metadata, cache.capacity
+  injected, state, started = model.start(call, tokens, cache)
+  assert started is not None
+  num_done = resumed.num_loops if resumed else 0
 
-  def alone(live: Array) -> causal.Call:
-    places = jnp.where(live[:, None], metadata.places, nowhere)
+  def live_call(live: Array) -> causal.Call:
+    places = jnp.where(live[:, None], metadata.places, out_of_range)
     return call._replace(metadata=metadata._replace(places=places))
 
   def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
     core, coda = cached
-    hidden, core = model.loop(alone(live), injected, (hidden, core), k)
+    hidden, core = model.loop(live_call(live), injected, (hidden, core), k)
     return hidden, (core, coda)
 
   def read_out(hidden: Array, cached: Any, live: Array) -> Any:
-    here = found._replace(coda=cached[1])
-    hidden, coda = model.after_loops(alone(live), hidden, here)
-    return model.logits(hidden[:, -1]), (cached[0], coda)
+    core, coda = cached
+    read_cache = started._replace(coda=coda)
+    hidden, coda = model.after_loops(live_call(live), hidden, read_cache)
+    return model.logits(hidden[:, -1]), (core, coda)
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
   hidden, (core, coda), loops = exiting.run(
@@ -131,16 +132,16 @@ def read(
     exit_policy,
     rule,
     step,
-    (resumed.state if resumed else state, (found.core, found.coda)),
+    (resumed.state if resumed else state, (started.core, started.coda)),
     jnp.any(valid, axis=1),
     num_loops,
-    begun,
+    num_done,
     read_out,
   )
   if exit_policy.skips(rule):
     core = core.with_skipped(num_loops, loops, metadata.places, None)
-  found = found._replace(core=core, coda=coda)
-  output, after = model.finish(call, hidden, found)
-  assert after is not None
+  finished = started._replace(core=core, coda=coda)
+  output, new_cache = model.finish(call, hidden, finished)
+  assert new_cache is not None
   stats = {"loops_run": loops.astype(jnp.float32)}
-  return output._replace(stats=stats, trace={"state": hidden}), after
+  return output._replace(stats=stats, trace={"state": hidden}), new_cache

@@ -14,7 +14,7 @@ from loopjax.nn.keys import by_example, fold_in
 from loopjax.protocols import AnyTeacher
 from loopjax.types import Array, Batch, Metrics
 
-_DEPTH = 2**31 - 1  # What random keys are folded with, unlike the model's.
+_DEPTH = 2**31 - 1  # Folded into random keys; the model uses other numbers.
 
 
 def loss(
@@ -67,18 +67,18 @@ def training_depth(
     key: key of the step, the same in all of its microbatches.
     keys: keys of the rows, [B].
     step: number of optimizer steps taken.
-    logits: of a learned depth.
+    logits: the logits of a learned distribution of depths.
   """
   if config.depth == "fixed":
     growth = config.growth_steps, config.growth_loops
     return depth_lib.grown(step, *growth, config.num_loops)
-  of_rows: Any = fold_in(keys, _DEPTH)
+  row_keys: Any = fold_in(keys, _DEPTH)
   if logits is not None:
-    return depth_lib.drawn_from(of_rows, logits)
-  chances = config.depths()
+    return depth_lib.drawn_from(row_keys, logits)
+  pmf = config.depths()
   if config.depth_per == "step":
-    return depth_lib.draw(jax.random.fold_in(key, _DEPTH), chances)
-  return jax.vmap(lambda key: depth_lib.draw(key, chances))(of_rows)
+    return depth_lib.draw(jax.random.fold_in(key, _DEPTH), pmf)
+  return jax.vmap(lambda key: depth_lib.draw(key, pmf))(row_keys)
 
 
 def check_schedule(config: Config, num_steps: int) -> None:

@@ -231,20 +231,22 @@ class Config(stack.StackConfig):
     )
 
 
-def made_from(theirs: Any) -> Start:
+def made_from(source: Any) -> Start:
   """See `Family.made_from`: memory layers without effect are inserted.
 
-  As many as a quarter of the layers, as in the paper, or the next number below
-  that divides theirs. Their heads are as many as attention's; together, the
-  keys are 3/4 of D wide, and the values twice as much.
+  Their number is a quarter of the layers, as in the paper, or the next smaller
+  divisor of these. They have as many heads as attention; the keys of all heads
+  together are 3/4 of D wide, and the values twice as much.
   """
-  shared = starting.settings(theirs, Config)
-  layers, heads = theirs.num_layers, theirs.num_heads
-  most = max(1, layers // 4)
-  key_width = max(1, 3 * theirs.width // (4 * heads))
+  shared = starting.settings(source, Config)
+  layers, heads = source.num_layers, source.num_heads
+  max_memory_layers = max(1, layers // 4)
+  key_width = max(1, 3 * source.width // (4 * heads))
   inserted = {
     "memory_mlp": False,
-    "num_memory_layers": max(n for n in range(1, most + 1) if not layers % n),
+    "num_memory_layers": max(
+      n for n in range(1, max_memory_layers + 1) if not layers % n
+    ),
     "num_memory_heads": heads,
     "key_width": key_width,
     "value_width": 2 * key_width,
@@ -261,7 +263,7 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
     UserError: the answer would not fit into them.
   """
   length, answer = config.window, spec.num_answer_tokens
-  rest = (spec.sequence_length - 1) % length + 1
+  remainder = (spec.sequence_length - 1) % length + 1
   if not answer:
     if config.answer_chunk != "merged":
       raise UserError(
@@ -269,20 +271,20 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
         " answer",
         (Moot("model.answer_chunk", "merged", ("task.name",)),),
       )
-    return rest
+    return remainder
   if answer > length:
     raise UserError(
       f"model.window={length} is less than the {answer} tokens of an answer"
     )
   if config.answer_chunk == "separate":
     return answer
-  if rest < answer:
+  if remainder < answer:
     raise UserError(
-      f"model.window={length} leaves {rest} of {spec.sequence_length} tokens"
-      f" after whole windows, fewer than the {answer} of an answer, which would"
-      " span two windows (model.answer_chunk='separate' pads them)"
+      f"model.window={length} leaves {remainder} of {spec.sequence_length}"
+      f" tokens after whole windows, fewer than the {answer} of an answer,"
+      " which would span two windows (model.answer_chunk='separate' pads them)"
     )
-  return rest
+  return remainder
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
@@ -297,14 +299,14 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   inside = config.num_layers - outside
   per_layer = config.num_memory_layers / config.num_layers
 
-  def of_layer(num_tokens: int) -> float:
+  def layer_flops(num_tokens: int) -> float:
     """FLOPs of an attention layer and its share of the memory layers."""
     memory = shape_lib.memory_flops(shape, config.memory_shape(), num_tokens)
     attention = block.flops(shape, num_tokens, config.num_past)
     return attention + memory * per_layer
 
-  slept = num_windows * of_layer(length)
-  last = config.num_layers * of_layer(num_last)
+  slept = num_windows * layer_flops(length)
+  last = config.num_layers * layer_flops(num_last)
   predicts = not spec.num_answer_tokens
   predicted = spec.num_answer_tokens or spec.sequence_length
   head = 2 * predicted * config.width * spec.vocab_size

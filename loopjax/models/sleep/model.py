@@ -198,33 +198,35 @@ class Model(nnx.Module):
       [B, L, D] of the first pass.
     """
     prelude, core, coda = self.parts()
-    of_prelude, of_core, of_coda = state.parts
+    prelude_memory, core_memory, coda_memory = state.parts
     read = functools.partial(self._read, unroll=kind == "unroll")
     window = self._window(tokens, state.past_mask)
-    inputs, new_prelude, _ = read(prelude, tokens.hidden, window, of_prelude)
+    inputs, new_prelude, _ = read(
+      prelude, tokens.hidden, window, prelude_memory
+    )
 
     def one_pass(carry: Carry, n: Array) -> tuple:
       hidden, memory = carry
-      hidden, begun = self.next_input(
-        n, hidden, memory.state, inputs, of_core.state
+      hidden, layer_states = self.next_input(
+        n, hidden, memory.state, inputs, core_memory.state
       )
-      memory = of_core._replace(state=begun)
+      memory = core_memory._replace(state=layer_states)
       hidden, memory, stats = read(core, hidden, window, memory)  # Line 7.
-      found = _record(self.config, hidden, memory, stats, tokens.mask)
-      return (hidden, memory), found | {name: hidden for name in trace}
+      record = _record(self.config, hidden, memory, stats, tokens.mask)
+      return (hidden, memory), record | {name: hidden for name in trace}
 
     first_pass, (asleep, new_core), records = run_passes(
       self.config,
       one_pass,
-      (inputs, of_core),
+      (inputs, core_memory),
       num_passes,
       kind,
       want_first=not self.spec.num_answer_tokens,
     )
-    hidden, new_coda, _ = read(coda, asleep, window, of_coda)
+    hidden, new_coda, _ = read(coda, asleep, window, coda_memory)
     if first_pass is not None:  # Predictions are made from the first pass.
       if num_passes > 1:
-        hidden, _, _ = read(coda, first_pass[0], window, of_coda)
+        hidden, _, _ = read(coda, first_pass[0], window, coda_memory)
       records["awake"] = hidden
     past_mask = windows.last(window.mask, self.config.num_past)
     parts = new_prelude, new_core, new_coda
@@ -288,9 +290,9 @@ class Model(nnx.Module):
     Prelude and coda may have no groups.
     """
     config, groups = self.config, hybrid.grouped(self.layers, self.memories)
-    each = config.num_layers // config.num_groups
-    first = config.num_prelude // each
-    last = (config.num_layers - config.num_coda) // each
+    per_group = config.num_layers // config.num_groups
+    first = config.num_prelude // per_group
+    last = (config.num_layers - config.num_coda) // per_group
     return [
       jax.tree.map(lambda x, part=part: x[part], groups)
       for part in (slice(first), slice(first, last), slice(last, None))
@@ -427,8 +429,8 @@ def split(
   num_last = 0  # `windows.split` then takes the remainder, 1 to L tokens.
   if config.answer_chunk == "separate":
     num_last = spec.num_answer_tokens
-    short = (num_last - size) % length
-    tokens = _padded(tokens, short) if short else tokens
+    num_missing = (num_last - size) % length
+    tokens = _padded(tokens, num_missing) if num_missing else tokens
   parts = [windows.split(x, length, num_last) for x in tokens if x is not None]
   slept, last = zip(*parts, strict=True)
   assert last[0].shape[1] >= spec.num_answer_tokens, size

@@ -102,11 +102,13 @@ def read(
     """Reads each row up to the end of its window, or of its tokens."""
     cache, done, hidden = carry
     num = jnp.minimum(counts - done, length - cache.fill)
-    present, at = offsets < num[:, None], done[:, None] + offsets
-    now = jnp.take_along_axis(tokens, jnp.minimum(at, size - 1), axis=1)
-    new, cache = _awake(model, now, present, cache)
-    at = jnp.where(present, at, size)
-    hidden = hidden.at[rows, at].set(new, mode="drop")
+    present, indices = offsets < num[:, None], done[:, None] + offsets
+    next_tokens = jnp.take_along_axis(
+      tokens, jnp.minimum(indices, size - 1), axis=1
+    )
+    new, cache = _awake(model, next_tokens, present, cache)
+    indices = jnp.where(present, indices, size)
+    hidden = hidden.at[rows, indices].set(new, mode="drop")
     cache = jax.lax.cond(
       jnp.any(cache.fill == length),
       lambda cache: _sleep(model, cache, num_passes),
@@ -220,7 +222,7 @@ def _sleep(model: Model, cache: SleepCache, num_passes: int) -> SleepCache:
       x._replace(tail=jax.tree.map(jnp.zeros_like, x.tail)) for x in states
     )
 
-  def of_full(new: Array, old: Array) -> Array:
+  def where_full(new: Array, old: Array) -> Array:
     """`new` [groups, layers, B, ...] in rows that sleep, `old` in others."""
     return jnp.where(full.reshape(-1, *[1] * (new.ndim - 3)), new, old)
 
@@ -229,8 +231,8 @@ def _sleep(model: Model, cache: SleepCache, num_passes: int) -> SleepCache:
     recent=recent,
     mask=mask,
     fill=jnp.where(full, 0, cache.fill),
-    start_states=jax.tree.map(of_full, states, cache.start_states),
-    states=jax.tree.map(of_full, states, cache.states),
+    start_states=jax.tree.map(where_full, states, cache.start_states),
+    states=jax.tree.map(where_full, states, cache.states),
   )
 
 
@@ -247,27 +249,27 @@ def _evict(
   if not num_past:
     return dataclasses.replace(recent, length=length), mask
   shift = (start + config.window - num_past)[:, None]
-  moved = shift + jnp.arange(num_past)[None]
+  kept_places = shift + jnp.arange(num_past)[None]
   # Keys are rotated from their old positions to their new ones.
-  back = jnp.broadcast_to(-shift[..., None], (*moved.shape, 1))
+  offset = jnp.broadcast_to(-shift[..., None], (*kept_places.shape, 1))
   head_width = config.block_shape().head_width
-  tables = rope.rope_tables(back, head_width, config.rope_base)
+  tables = rope.rope_tables(offset, head_width, config.rope_base)
 
   def take(x: Array) -> Array:
-    return jnp.take_along_axis(x, moved[None, :, None, :, None], axis=3)
+    return jnp.take_along_axis(x, kept_places[None, :, None, :, None], axis=3)
 
   def put(old: Array, new: Array) -> Array:
-    here = jnp.where(
+    values = jnp.where(
       full[None, :, None, None, None],
       new.astype(old.dtype),
       old[:, :, :, :num_past],
     )
-    return old.at[:, :, :, :num_past].set(here)
+    return old.at[:, :, :, :num_past].set(values)
 
   # vmap over slots and heads: the tables are indexed by row and place.
   rotate = jax.vmap(jax.vmap(rope.rotate, (0, None)), (2, None), 2)
   rotated = rotate(take(recent.key)[..., None, :], tables)[..., 0, :]
-  past_mask = jnp.take_along_axis(mask, moved, axis=1)
+  past_mask = jnp.take_along_axis(mask, kept_places, axis=1)
   past_mask = jnp.where(full[:, None], past_mask, mask[:, :num_past])
   recent = dataclasses.replace(
     recent,
@@ -288,8 +290,8 @@ def _metadata(model: Model, places: Array, mask: Array) -> attention.Metadata:
     places[..., None], config.block_shape().head_width, config.rope_base
   )
   distance = places[..., None] - jnp.arange(mask.shape[1])[None, None]
-  near = (distance >= 0) & (distance < config.window)
-  return attention.Metadata(tables, near & mask[:, None], places)
+  in_window = (distance >= 0) & (distance < config.window)
+  return attention.Metadata(tables, in_window & mask[:, None], places)
 
 
 def _slots(model: Model) -> tuple[int, int, int]:
@@ -298,7 +300,7 @@ def _slots(model: Model) -> tuple[int, int, int]:
   return (0, config.num_prelude, config.num_layers - config.num_coda)
 
 
-def _put(x: Array, places: Array, new: Array) -> Array:
-  """x [B, N, ...] with new entries [B, S, ...] at places that are below N."""
+def _put(x: Array, places: Array, values: Array) -> Array:
+  """x [B, N, ...] with values [B, S, ...] at the places that are below N."""
   rows = jnp.arange(len(x))[:, None]
-  return x.at[rows, places].set(new, mode="drop")
+  return x.at[rows, places].set(values, mode="drop")

@@ -205,19 +205,19 @@ class Model(nnx.Module):
     if "hidden" in names:
       record["hidden"] = g_BxSxD
     cells = g_BxSxD[:, self.config.num_memory_tokens :]
-    if wanted := {"prediction", "confidence"} & {*names}:
+    if from_logits := {"prediction", "confidence"} & {*names}:
       logits = self.head(cells).astype(jnp.float32)
-      of_logits = linear.prediction_and_confidence(logits)
-      record |= {name: of_logits[name] for name in wanted}
+      read_out = linear.prediction_and_confidence(logits)
+      record |= {name: read_out[name] for name in from_logits}
     if "attention" in names or "attention_mass" in names:
       record["attention"] = self.block.attention_weights(u_BxSxD, metadata)
     if "attention_mass" in names:
       num_memory = self.config.num_memory_tokens
       on_memory = jnp.sum(record["attention"][..., :num_memory], axis=-1)
-      of_cells = jnp.mean(on_memory[..., num_memory:], axis=(1, 2))
-      of_memory = jnp.sum(on_memory[..., :num_memory], axis=(1, 2))
-      of_memory /= max(num_memory, 1) * on_memory.shape[1]
-      record["attention_mass"] = jnp.stack([of_cells, of_memory], axis=-1)
+      by_cells = jnp.mean(on_memory[..., num_memory:], axis=(1, 2))
+      by_memory = jnp.sum(on_memory[..., :num_memory], axis=(1, 2))
+      by_memory /= max(num_memory, 1) * on_memory.shape[1]
+      record["attention_mass"] = jnp.stack([by_cells, by_memory], axis=-1)
     return {name: record[name] for name in record if name in names}
 
 
@@ -240,10 +240,10 @@ def _attention_statistics(
   mass_KxBx2: Array, steps_run: Array
 ) -> dict[str, Array]:
   """Fraction of attention on memory, mean over steps run: f32 [B] by name."""
-  of_cells, of_memory = (jnp.sum(mass_KxBx2, axis=0) / steps_run).T
+  by_cells, by_memory = (jnp.sum(mass_KxBx2, axis=0) / steps_run).T
   return {
-    "attention_sequence_to_memory": of_cells,
-    "attention_memory_to_memory": of_memory,
+    "attention_sequence_to_memory": by_cells,
+    "attention_memory_to_memory": by_memory,
   }
 
 

@@ -104,13 +104,13 @@ def unsupported(implementation: str, query: Array) -> str | None:
 
 
 def _by_xla(query: Array, *parts: Part) -> Array:
-  number = query.shape[1]
+  num_queries = query.shape[1]
   if len(parts) > 1:
     return dot_product.attend_to_parts(
-      query, *((x.key, x.value, x.seen(number)) for x in parts)
+      query, *((x.key, x.value, x.mask(num_queries)) for x in parts)
     )
   (part,) = parts
-  if part.is_of_queries(number):
+  if part.is_of_queries(num_queries):
     causal, ids = part.first == 0, part.documents
     return dot_product.attend(
       query,
@@ -119,5 +119,5 @@ def _by_xla(query: Array, *parts: Part) -> Array:
       causal=causal,
       documents=None if ids is None else ids[0],
     )
-  seen = part.seen(number)
-  return dot_product.attend(query, part.key, part.value, visible=seen)
+  visible = part.mask(num_queries)
+  return dot_product.attend(query, part.key, part.value, visible=visible)

@@ -30,7 +30,7 @@ class Cache:
   Attributes:
     key, value: [slots, B, G, M, d_h]; keys are rotated. If loops share keys and
       values, there is one slot per layer. A tuple of arrays, one per slot, if
-      `apart`.
+      `is_unstacked`.
     length: i32 [B], number of tokens in each row.
     weight: f32 [K], weights with which loops update shared keys and values, see
       `loop_weights`; None if each loop has its own keys and values.
@@ -51,10 +51,10 @@ class Cache:
   @property
   def capacity(self) -> int:
     """M, maximum number of tokens of a row."""
-    return self.key[0].shape[2] if self.apart else self.key.shape[3]
+    return self.key[0].shape[2] if self.is_unstacked else self.key.shape[3]
 
   @property
-  def apart(self) -> bool:
+  def is_unstacked(self) -> bool:
     """Whether every slot is a separate array, see `of_rows`."""
     return isinstance(self.key, tuple)
 
@@ -88,7 +88,7 @@ class Cache:
 
     If loops share them, writes w_k times these plus (1 - w_k) times the stored
     ones, where w_k is the loop's weight. Each row may have its own slot, i32
-    [B], unless the slots are `apart`.
+    [B], unless `is_unstacked`.
     """
     assert slot is not None
     rows, weight = jnp.arange(len(places))[:, None], None
@@ -100,14 +100,14 @@ class Cache:
         weight = weight[..., None, None]
 
     def written(slots: Any, new: Array) -> Any:
-      of_slot = rows, slice(None), places
+      index = rows, slice(None), places
       x, at = (
-        (slots[slot], of_slot) if self.apart else (slots, (slot, *of_slot))
+        (slots[slot], index) if self.is_unstacked else (slots, (slot, *index))
       )
       if weight is not None:
         new = _blend(x[at], new, weight)
       x = x.at[at].set(new, mode="drop")
-      return (*slots[:slot], x, *slots[slot + 1 :]) if self.apart else x
+      return (*slots[:slot], x, *slots[slot + 1 :]) if self.is_unstacked else x
 
     return dataclasses.replace(
       self, key=written(self.key, key), value=written(self.value, value)
@@ -117,7 +117,7 @@ class Cache:
     """Keys and values of a slot, or of a slot for each row: [B, G, N, d_h]."""
     assert slot is not None
     slot = slot if self.weight is None else slot % len(self.key)
-    if self.apart:
+    if self.is_unstacked:
       return self.key[slot], self.value[slot]
     span = slice(self.span or self.capacity)
     if jnp.ndim(slot):
@@ -126,7 +126,7 @@ class Cache:
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
   def only(self, slot: int) -> "Cache":
-    """A cache with one slot of this one, whose slots are `apart`."""
+    """A cache with one slot of this one, which `is_unstacked`."""
     loop, at = divmod(slot, len(self.key))
     weight = None if self.weight is None else self.weight[loop : loop + 1]
     return Cache((self.key[at],), (self.value[at],), self.length, weight)
@@ -150,22 +150,22 @@ class Cache:
     length = jnp.where(rows, length, self.length)
     return dataclasses.replace(self, length=length)
 
-  def of_rows(self, rows: Array, span: int | None, *, apart: bool) -> "Cache":
+  def of_rows(self, rows: Array, span: int | None, *, unstack: bool) -> "Cache":
     """A cache of some rows, i32 [R], with their first places only.
 
     Args:
       rows: an index out of range gives a row with arbitrary contents.
       span: number of places; M if None.
-      apart: whether every slot is a separate array; otherwise XLA's CPU
+      unstack: whether every slot is a separate array; otherwise XLA's CPU
         compiler copies a slot before multiplying with it. Slot indices must
         then be known at compile time.
     """
     span = self.capacity if span is None else min(span, self.capacity)
 
     def taken(x: Array) -> Any:
-      if apart:
-        each = range(len(x))
-        return tuple(x.at[i, rows, :, :span].get(mode="clip") for i in each)
+      if unstack:
+        slots = range(len(x))
+        return tuple(x.at[i, rows, :, :span].get(mode="clip") for i in slots)
       return x.at[:, rows, :, :span].get(mode="clip")
 
     return Cache(
@@ -191,7 +191,7 @@ class Cache:
       # [R, num_tokens, slots, G, d_h]
       new = (
         jnp.stack([x.at[each, :, places].get(mode="clip") for x in new], axis=2)
-        if part.apart
+        if part.is_unstacked
         else new.at[:, each, :, places].get(mode="clip")
       )
       return x.at[:, rows[:, None], :, places].set(new, mode="drop")
@@ -204,7 +204,11 @@ class Cache:
     )
 
   def with_skipped(
-    self, num_loops: int, loops: Array, places: Array, own: "KeyValues | None"
+    self,
+    num_loops: int,
+    loops: Array,
+    places: Array,
+    key_values: "KeyValues | None",
   ) -> "Cache":
     """Writes keys and values for the loops that rows skipped.
 
@@ -212,8 +216,8 @@ class Cache:
       num_loops: K.
       loops: i32 [B], number of loops that each row executed.
       places: i32 [B, S], places of the rows' tokens.
-      own: keys and values of every layer, the same for all skipped loops; None
-        to copy them from the row's last loop.
+      key_values: of every layer, the same for all skipped loops; None to copy
+        them from the row's last loop.
     """
     if self.weight is not None:
       return self  # Loops share keys and values: nothing to fill in.
@@ -221,26 +225,26 @@ class Cache:
     ran = jnp.arange(num_loops)[:, None] < loops[None]  # [K, B]
     from_loop = jnp.minimum(jnp.arange(num_loops)[:, None], loops[None] - 1)
 
-    def filled(x: Array, own: Array | None) -> Array:
+    def filled(x: Array, key_values: Array | None) -> Array:
       # [K L, B, G, S, d_h]
       index = places[None, :, None, :, None]
       stored = jnp.take_along_axis(x, index, axis=3, mode="clip")
       stored = stored.reshape(num_loops, -1, *stored.shape[1:])
       by_row = (num_loops, 1, len(places), 1, 1, 1)
-      if own is None:
+      if key_values is None:
         index = jnp.maximum(from_loop, 0).reshape(by_row)
         stored = jnp.take_along_axis(stored, index, axis=0)
       else:
-        own = jnp.swapaxes(own, 2, 3)[None]
-        stored = jnp.where(ran.reshape(by_row), stored, own)
+        key_values = jnp.swapaxes(key_values, 2, 3)[None]
+        stored = jnp.where(ran.reshape(by_row), stored, key_values)
       stored = stored.reshape(-1, *stored.shape[2:])
       stored = jnp.transpose(stored, (1, 3, 0, 2, 4))  # Rows and places first.
       return x.at[:, rows, :, places].set(stored, mode="drop")
 
     return dataclasses.replace(
       self,
-      key=filled(self.key, own and own.key),
-      value=filled(self.value, own and own.value),
+      key=filled(self.key, key_values and key_values.key),
+      value=filled(self.value, key_values and key_values.value),
     )
 
 

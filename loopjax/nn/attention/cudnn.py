@@ -49,8 +49,8 @@ _BACKWARD = {
 }
 
 
-class _Seen(NamedTuple):
-  """What queries attend to, in cuDNN's terms.
+class _Mask(NamedTuple):
+  """Which keys queries attend to, in cuDNN's terms.
 
   Attributes:
     mask_type: NO_MASK, CAUSAL, or PADDING, which limits keys to `lengths`.
@@ -67,27 +67,27 @@ def attend(query: Array, *parts: Part) -> Array:
   """Attention to all parts, see `attend_to`; no part has a `visible`."""
   limits = tuple((part.first, part.reach) for part in parts)
   pairs = [(part.key, part.value) for part in parts]
-  known = [(part.documents, part.length) for part in parts]
-  return _merged(limits, query, pairs, known)
+  masks = [(part.documents, part.length) for part in parts]
+  return _merged(limits, query, pairs, masks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _merged(limits: Any, query: Array, pairs: Any, known: Any) -> Array:
+def _merged(limits: Any, query: Array, pairs: Any, masks: Any) -> Array:
   """Attention to several parts.
 
   Args:
     limits: `first` and `reach` of every part.
     query: [B, T, H, d_h].
     pairs: keys and values of every part.
-    known: documents and length of every part; not differentiated.
+    masks: documents and length of every part; not differentiated.
   """
-  return _forward_of_all(limits, query, pairs, known)[0]
+  return _forward_of_all(limits, query, pairs, masks)[0]
 
 
 def _forward_of_all(
-  limits: Any, query: Array, pairs: Any, known: Any
+  limits: Any, query: Array, pairs: Any, masks: Any
 ) -> tuple[Array, Any]:
-  parts = _parts(limits, pairs, known)
+  parts = _parts(limits, pairs, masks)
   results = [_forward(query, part) for part in parts]
   output, total = results[0]
   if len(parts) > 1:
@@ -104,25 +104,25 @@ def _forward_of_all(
       for log_sum, (x, _) in zip(sums, results, strict=True)
     )
     output = jnp.asarray(mixed).astype(output.dtype)
-  # Named for rematerialisation policies.
+  # Names for rematerialisation policies.
   output, total = checkpoint_name((output, total), "flash")
-  return output, (query, pairs, known, output, total)
+  return output, (query, pairs, masks, output, total)
 
 
 def _backward_of_all(
   limits: Any, residuals: Any, cotangent: Array
 ) -> tuple[Array, Any, None]:
-  query, pairs, known, output, total = residuals
+  query, pairs, masks, output, total = residuals
   d_query, d_pairs = None, []
-  for part in _parts(limits, pairs, known):
+  for part in _parts(limits, pairs, masks):
     sums = total
     if part.length is not None:
       sums = jnp.where(part.length > 0, total, _EMPTY)
-    of_query, *of_pair = _backward(
+    d_query_part, *d_pair = _backward(
       query, part, output, sums, cotangent.astype(output.dtype)
     )
-    d_query = of_query if d_query is None else d_query + of_query
-    d_pairs.append(tuple(of_pair))
+    d_query = d_query_part if d_query is None else d_query + d_query_part
+    d_pairs.append(tuple(d_pair))
   assert d_query is not None
   return d_query, d_pairs, None
 
@@ -130,23 +130,23 @@ def _backward_of_all(
 _merged.defvjp(_forward_of_all, _backward_of_all)
 
 
-def _parts(limits: Any, pairs: Any, known: Any) -> list[Part]:
+def _parts(limits: Any, pairs: Any, masks: Any) -> list[Part]:
   return [
     Part(key, value, first, reach, documents, length)
     for (first, reach), (key, value), (documents, length) in zip(
-      limits, pairs, known, strict=True
+      limits, pairs, masks, strict=True
     )
   ]
 
 
 def _forward(query: Array, part: Part) -> tuple[Array, Array]:
   """The output [B, T, H, d_h], and the logs of the sums f32 [B, T, H]."""
-  (batch, length, heads, width), seen = query.shape, _seen(query, part)
-  query, key, value = _padded(seen, query, part.key, part.value)
+  (batch, length, heads, width), mask = query.shape, _mask(query, part)
+  query, key, value = _padded(mask, query, part.key, part.value)
   by_head = jax.ShapeDtypeStruct((batch, heads, query.shape[1]), jnp.float32)
-  operands = (query, key, value, *seen.bias, *seen.lengths)
+  operands = (query, key, value, *mask.bias, *mask.lengths)
   scale = width**-0.5
-  output, sums = _call(operands, (query,), (by_head,), seen, scale, _FORWARD)
+  output, sums = _call(operands, (query,), (by_head,), mask, scale, _FORWARD)
   return output[:, :length, :, :width], jnp.swapaxes(sums, 1, 2)[:, :length]
 
 
@@ -154,15 +154,15 @@ def _backward(
   query: Array, part: Part, output: Array, sums: Array, cotangent: Array
 ) -> tuple[Array, Array, Array]:
   """Cotangents of query, key and value, given the sums of all parts."""
-  (_, length, _, width), seen = query.shape, _seen(query, part)
+  (_, length, _, width), mask = query.shape, _mask(query, part)
   query, key, value, output, cotangent = _padded(
-    seen, query, part.key, part.value, output, cotangent
+    mask, query, part.key, part.value, output, cotangent
   )
   sums = jnp.pad(sums, ((0, 0), (0, query.shape[1] - length), (0, 0)))
   inputs = (query, key, value, jnp.swapaxes(sums, 1, 2), cotangent)
-  operands = (*inputs, *seen.bias, output, *seen.lengths)
+  operands = (*inputs, *mask.bias, output, *mask.lengths)
   results = (query, key, value)
-  cotangents = _call(operands, results, (), seen, width**-0.5, _BACKWARD)
+  cotangents = _call(operands, results, (), mask, width**-0.5, _BACKWARD)
   d_query, d_key, d_value = (x[..., :width] for x in cotangents)
   num_keys = part.num_keys
   return d_query[:, :length], d_key[:, :num_keys], d_value[:, :num_keys]
@@ -172,7 +172,7 @@ def _call(
   operands: tuple[Array, ...],
   by_token: tuple[Array, ...],
   others: tuple[jax.ShapeDtypeStruct, ...],
-  seen: _Seen,
+  mask: _Mask,
   scale: float,
   products: dict[str, Any],
 ) -> list[Array]:
@@ -180,7 +180,7 @@ def _call(
   batch, length, heads, _ = operands[0].shape
   logits = batch, heads, length, operands[1].shape[1]
   target = _TARGET.format(
-    bias="ScaleBias" if seen.bias else "",
+    bias="ScaleBias" if mask.bias else "",
     backward="" if products is _FORWARD else "Backward",
   )
   config = {
@@ -199,7 +199,7 @@ def _call(
       "is_dynamic_dimension": [False] * 4,
     },
     "is_flash_attention": True,
-    "mask_type": seen.mask_type,
+    "mask_type": mask.mask_type,
     "dropout_rate": 0.0,
     "seed": 42,
     "sliding_window_length": 0,
@@ -240,13 +240,13 @@ def _call(
   ]
 
 
-def _seen(query: Array, part: Part) -> _Seen:
+def _mask(query: Array, part: Part) -> _Mask:
   """Splits what queries attend to into cuDNN's own masks and a bias.
 
   cuDNN does not read the keys after those that its own masks allow.
   """
   (batch, length), mask_type = query.shape[:2], "NO_MASK"
-  rest = part
+  remaining = part
   lengths: tuple[Array, ...] = ()
   bias: tuple[Array, ...] = ()
   if part.length is not None:
@@ -257,22 +257,22 @@ def _seen(query: Array, part: Part) -> _Seen:
       jnp.full(batch, length, jnp.int32),
       jnp.broadcast_to(num_read, batch),
     )
-    rest = part._replace(length=None)
+    remaining = part._replace(length=None)
   elif part.is_causal(length) and part.num_keys == length:
     mask_type = "CAUSAL"
-    rest = part._replace(first=None, reach=None)
-  seen = rest.seen(length)
-  if seen is not None:
-    missing = (0, -length % _TOKENS), (0, -part.num_keys % _TOKENS)
-    seen = jnp.pad(seen, ((0, 0), *missing))
-    added = jnp.where(seen, 0.0, jnp.finfo(query.dtype).min / 2)
+    remaining = part._replace(first=None, reach=None)
+  allowed = remaining.mask(length)
+  if allowed is not None:
+    padding = (0, -length % _TOKENS), (0, -part.num_keys % _TOKENS)
+    allowed = jnp.pad(allowed, ((0, 0), *padding))
+    added = jnp.where(allowed, 0.0, jnp.finfo(query.dtype).min / 2)
     bias = (added[:, None].astype(query.dtype),)
-  return _Seen(mask_type, bias, lengths)
+  return _Mask(mask_type, bias, lengths)
 
 
-def _padded(seen: _Seen, *arrays: Array) -> list[Array]:
+def _padded(mask: _Mask, *arrays: Array) -> list[Array]:
   """[B, T, H, d] padded with zeros to a size that cuDNN supports."""
-  tokens = _TOKENS if seen.bias else 1
+  tokens = _TOKENS if mask.bias else 1
   return [
     jnp.pad(
       x, ((0, 0), (0, -x.shape[1] % tokens), (0, 0), (0, -x.shape[3] % _WIDTH))

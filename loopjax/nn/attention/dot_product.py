@@ -153,15 +153,17 @@ def _attend_in_parts(
     first: index of the first query among all queries.
     num_keys: number of keys to attend to.
   """
-  length, rest = query.shape[1], query.shape[1] % _PART
-  own = None if documents is None else documents[:, first : first + length]
+  length, remainder = query.shape[1], query.shape[1] % _PART
+  query_documents = (
+    None if documents is None else documents[:, first : first + length]
+  )
 
   def mix(query: Array, mask: Mask) -> Array:
     return _attend(query, key, value, mask, num_keys)[0]
 
   if length <= _PART:
     start = jnp.asarray(first, jnp.int32) if causal else None
-    return mix(query, Mask(visible, own, documents, start))
+    return mix(query, Mask(visible, query_documents, documents, start))
 
   def split(x: Array, start: int, size: int) -> Array:
     """Queries from `start` on, [B, T, ...], as [parts, B, size, ...]."""
@@ -174,19 +176,21 @@ def _attend_in_parts(
     starts = first + start + size * jnp.arange(parts) if causal else None
     queries, visibles, ids = (
       None if x is None else split(x, start, size)
-      for x in (query, visible, own)
+      for x in (query, visible, query_documents)
     )
 
-    def one(part: Any) -> Array:
+    def mix_part(part: Any) -> Array:
       query, visible, ids, start = part
       return mix(query, Mask(visible, ids, documents, start))
 
-    output = jax.lax.map(one, (queries, visibles, ids, starts))
+    output = jax.lax.map(mix_part, (queries, visibles, ids, starts))
     return jnp.moveaxis(output, 0, 1).reshape(len(query), -1, *query.shape[2:])
 
-  if not rest:
+  if not remainder:
     return mixed(0, _PART)
-  return jnp.concatenate([mixed(0, _PART), mixed(length - rest, rest)], axis=1)
+  return jnp.concatenate(
+    [mixed(0, _PART), mixed(length - remainder, remainder)], axis=1
+  )
 
 
 def attend_to_parts(query: Array, *parts: tuple[Array, Array, Any]) -> Array:
@@ -212,9 +216,9 @@ def attend_to_parts(query: Array, *parts: tuple[Array, Array, Any]) -> Array:
     strict=True,
   )
   shares = jax.nn.softmax(jnp.stack(sums), axis=0)
-  wide = shares.dtype
+  accumulate = shares.dtype
   total = sum(
-    share * x.astype(wide) for share, x in zip(shares, mixed, strict=True)
+    share * x.astype(accumulate) for share, x in zip(shares, mixed, strict=True)
   )
   return jnp.asarray(total).astype(parts[0][1].dtype)
 

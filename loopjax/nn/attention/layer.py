@@ -174,9 +174,9 @@ class Attention(nnx.Module):
     Returns:
       (output [B, S, D], the keys and values of all P + S tokens).
     """
-    own = self._keys(x)
-    both = zip(past, own, strict=True)
-    past = KeyValues(*(jnp.concatenate(y, axis=1) for y in both))
+    current = self._keys(x)
+    pairs = zip(past, current, strict=True)
+    past = KeyValues(*(jnp.concatenate(y, axis=1) for y in pairs))
     num_past = past.key.shape[1] - x.shape[1]
     last = tables[0][num_past:], tables[1][num_past:]
     compute = self.precision.compute
@@ -231,11 +231,11 @@ class Attention(nnx.Module):
     self, x: Array, tables: tuple[Array, Array]
   ) -> tuple[Array, Array, Array]:
     """Rotated queries [B, S, H, d_h] and keys, and values [B, S, G, d_h]."""
-    compute, own = self.precision.compute, self._keys(x)
+    compute, key_values = self.precision.compute, self._keys(x)
     return (
       rope.rotate(self.queries(x), tables).astype(compute),
-      rope.rotate(own.key, tables).astype(compute),
-      own.value,
+      rope.rotate(key_values.key, tables).astype(compute),
+      key_values.value,
     )
 
   def queries(self, x: Array) -> Array:

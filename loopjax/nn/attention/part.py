@@ -14,7 +14,8 @@ class Part(NamedTuple):
   Attributes:
     key, value: [B, S, G, d_h]; each is shared by H / G consecutive query heads.
     first: query t attends to keys 0 .. first + t; None allows all keys.
-    reach: and of these only to the last `reach`; None allows all.
+    reach: query t attends to at most the last `reach` of these keys; None
+      allows all of them.
     documents: numbers of the queries and of the keys, i32 [B, T] and [B, S];
       queries attend to keys with the same number. None allows all keys.
     length: i32 scalar; only the first `length` keys are valid. None for all. If
@@ -33,13 +34,13 @@ class Part(NamedTuple):
 
   @property
   def num_keys(self) -> int:
-    """S."""
+    """S, the number of keys and values."""
     return self.key.shape[1]
 
   def is_causal(self, num_queries: int) -> bool:
     """Whether query t attends to keys 0 .. t, subject to the other fields."""
-    near = self.reach is None or self.reach >= num_queries
-    return self.first == 0 and near
+    reaches_all = self.reach is None or self.reach >= num_queries
+    return self.first == 0 and reaches_all
 
   def is_of_queries(self, num_queries: int) -> bool:
     """Whether this is self-attention with one numbering of documents."""
@@ -52,7 +53,7 @@ class Part(NamedTuple):
       and self.num_keys == num_queries
     )
 
-  def seen(self, num_queries: int) -> Array | None:
+  def mask(self, num_queries: int) -> Array | None:
     """What queries attend to, bool [B or 1, T, S]; None for all keys."""
     pairs = (1, num_queries, self.num_keys)
     key = jax.lax.broadcasted_iota(jnp.int32, pairs, 2)
@@ -69,7 +70,7 @@ class Part(NamedTuple):
       conditions.append(key < self.length)
     if not conditions:
       return None
-    seen = conditions[0]
+    mask = conditions[0]
     for condition in conditions[1:]:
-      seen = seen & condition
-    return seen
+      mask = mask & condition
+    return mask

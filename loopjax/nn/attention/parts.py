@@ -39,9 +39,9 @@ class PartsCache(NamedTuple):
     return self.core.capacity
 
   @property
-  def apart(self) -> bool:
-    """See `Cache.apart`."""
-    return self.core.apart
+  def is_unstacked(self) -> bool:
+    """See `Cache.is_unstacked`."""
+    return self.core.is_unstacked
 
   def within(self, span: int | None) -> "PartsCache":
     """See `Cache.within`."""
@@ -56,29 +56,31 @@ class PartsCache(NamedTuple):
     return self._each(one)
 
   def of_rows(
-    self, rows: Array, span: int | None, *, apart: bool
+    self, rows: Array, span: int | None, *, unstack: bool
   ) -> "PartsCache":
     """See `Cache.of_rows`; only for caches without a prompt part."""
 
     def one(part: Any) -> Any:
-      return part.of_rows(rows, span, apart=apart and part.num_slots > 0)
+      return part.of_rows(rows, span, unstack=unstack and part.num_slots > 0)
 
-    some = self._each(one)
+    selected = self._each(one)
     if self.state is None:
-      return some
-    return some._replace(state=self.state.at[rows].get(mode="clip"))
+      return selected
+    return selected._replace(state=self.state.at[rows].get(mode="clip"))
 
   def with_rows(self, part: Any, rows: Array, num_tokens: int) -> "PartsCache":
     """See `Cache.with_rows`."""
-    whole: Any = self
-    more = PartsCache(
-      prelude=whole.prelude.with_rows(part.prelude, rows, num_tokens),
-      core=whole.core.with_rows(part.core, rows, num_tokens),
-      coda=whole.coda.with_rows(part.coda, rows, num_tokens),
+    cache: Any = self
+    updated = PartsCache(
+      prelude=cache.prelude.with_rows(part.prelude, rows, num_tokens),
+      core=cache.core.with_rows(part.core, rows, num_tokens),
+      coda=cache.coda.with_rows(part.coda, rows, num_tokens),
     )
     if self.state is None:
-      return more
-    return more._replace(state=self.state.at[rows].set(part.state, mode="drop"))
+      return updated
+    return updated._replace(
+      state=self.state.at[rows].set(part.state, mode="drop")
+    )
 
   def extended(self, places: Array, state: Array) -> "PartsCache":
     """See `Cache.extended`; `state` is the one after the loops, [B, S, D]."""
@@ -127,7 +129,8 @@ def empty(
   Args:
     shape: structure of the blocks.
     num_layers: layers before the loop, in it, and after it.
-    batch, max_tokens, num_loops, kind, prompt_tokens: as there.
+    batch, max_tokens, num_loops, kind, prompt_tokens: as in
+      `Reading.empty_cache`.
     precision: the model's dtypes.
   """
   before, core, after = num_layers
@@ -138,16 +141,16 @@ def empty(
 
   def part(slots: int, num_loops: int, kind: str) -> AnyCache:
     weight = cache_lib.loop_weights(kind, num_loops)
-    of_all = slots * num_loops, None
-    of_rest = (slots * (num_loops if weight is None else 1), weight)
-    rooms = [(max_tokens - prompt_tokens, *of_rest)]
+    per_loop = slots * num_loops, None
+    shared = (slots * (num_loops if weight is None else 1), weight)
+    rooms = [(max_tokens - prompt_tokens, *shared)]
     if prompt_tokens:
-      rooms = [(prompt_tokens, *of_all), *rooms]
-    made = [
+      rooms = [(prompt_tokens, *per_loop), *rooms]
+    caches = [
       cache_lib.empty(shape, count, batch, num_tokens, precision, weight)
       for num_tokens, count, weight in rooms
     ]
-    return SplitCache(*made) if prompt_tokens else made[0]
+    return SplitCache(*caches) if prompt_tokens else caches[0]
 
   once = 1, "per_loop"
   return PartsCache(

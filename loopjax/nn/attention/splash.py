@@ -21,7 +21,7 @@ from loopjax.nn.attention.part import Part
 from loopjax.types import Array
 
 _LANES = 128  # TPU lanes; token counts are multiples of this.
-_MOST_TOKENS = 512  # Maximum tokens per block; a multiple of the lanes.
+_MAX_TOKENS = 512  # Maximum tokens per block; a multiple of the lanes.
 _PADDING = -1  # Document number of padding.
 
 
@@ -34,7 +34,7 @@ def attend(query: Array, *parts: Part) -> Array:
     _by_head(x) for x in (query * _scale(query), part.key, part.value)
   )
   lengths = query.shape[2], key.shape[2]
-  of_queries, of_keys = (math.gcd(x, _MOST_TOKENS) for x in lengths)
+  of_queries, of_keys = (math.gcd(x, _MAX_TOKENS) for x in lengths)
   blocks = splash.BlockSizes(
     block_q=of_queries, block_kv=of_keys,
     block_q_dkv=of_queries, block_kv_dkv=of_keys,
@@ -61,7 +61,7 @@ def _joined(query: Array, parts: tuple[Part, ...]) -> Part:
   first: int | None = None
   visible: Any = None
   if last.reach is not None or any(part.first is not None for part in rest):
-    visible = np.concatenate([_seen(query, part) for part in parts], axis=2)
+    visible = np.concatenate([_allowed(query, part) for part in parts], axis=2)
   elif last.first is not None:
     first = sum(part.num_keys for part in rest) + last.first
   ids = [_documents(query, part) for part in parts]
@@ -74,14 +74,14 @@ def _joined(query: Array, parts: tuple[Part, ...]) -> Part:
   )
 
 
-def _seen(query: Array, part: Part) -> np.ndarray:
+def _allowed(query: Array, part: Part) -> np.ndarray:
   """Keys that `first` and `reach` allow, bool [1, T, S]."""
   num_queries = query.shape[1]
   with jax.ensure_compile_time_eval():
-    seen = part._replace(documents=None, length=None).seen(num_queries)
-    if seen is None:
+    allowed = part._replace(documents=None, length=None).mask(num_queries)
+    if allowed is None:
       return np.ones((1, num_queries, part.num_keys), bool)
-    return np.asarray(seen)
+    return np.asarray(allowed)
 
 
 def _scale(query: Array) -> Array:
@@ -97,11 +97,11 @@ def _by_head(x: Array) -> Array:
 
 def _mask(lengths: tuple[int, int], part: Part) -> Any:
   if part.visible is not None:
-    (seen,) = np.asarray(part.visible)
-    more = [(0, n - m) for n, m in zip(lengths, seen.shape, strict=True)]
+    (allowed,) = np.asarray(part.visible)
+    padding = [(0, n - m) for n, m in zip(lengths, allowed.shape, strict=True)]
     # Padding queries copy the last one: without keys they would be NaN.
-    seen = np.pad(seen, (more[0], (0, 0)), mode="edge")
-    return masks.NumpyMask(np.pad(seen, ((0, 0), more[1])))
+    allowed = np.pad(allowed, (padding[0], (0, 0)), mode="edge")
+    return masks.NumpyMask(np.pad(allowed, ((0, 0), padding[1])))
   if part.first is None:
     return masks.FullMask(lengths)
   if part.reach is None:

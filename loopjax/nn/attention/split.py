@@ -33,7 +33,7 @@ class SplitCache(NamedTuple):
     return self.prompt.capacity + self.generated.capacity
 
   @property
-  def apart(self) -> bool:
+  def is_unstacked(self) -> bool:
     """As in `Cache`."""
     return False
 
@@ -56,13 +56,15 @@ class SplitCache(NamedTuple):
 
   def visible(self, places: Array) -> Array:
     """As in `Cache`."""
-    prompt, rest = places, places - self.prompt.capacity
+    prompt, generated = places, places - self.prompt.capacity
     if places.shape[1] > 1:
-      rest = jnp.broadcast_to(self.generated.length[:, None] - 1, places.shape)
+      generated = jnp.broadcast_to(
+        self.generated.length[:, None] - 1, places.shape
+      )
     else:
       prompt = self.prompt.length[:, None] - 1
-    both = self.prompt.visible(prompt), self.generated.visible(rest)
-    return jnp.concatenate(both, axis=2)
+    masks = self.prompt.visible(prompt), self.generated.visible(generated)
+    return jnp.concatenate(masks, axis=2)
 
   def write(
     self, slot: Array | None, key: Array, value: Array, places: Array
@@ -71,25 +73,31 @@ class SplitCache(NamedTuple):
     if places.shape[1] > 1:
       written = self.prompt.write(slot, key, value, places)
       return self._replace(prompt=written)
-    at = places - self.prompt.capacity
-    return self._replace(generated=self.generated.write(slot, key, value, at))
+    generated_places = places - self.prompt.capacity
+    return self._replace(
+      generated=self.generated.write(slot, key, value, generated_places)
+    )
 
   def read(self, slot: Array | None) -> tuple[Array, Array]:
     """As in `Cache`; concatenates the two caches, which copies both."""
-    both = zip(self.prompt.read(slot), self.generated.read(slot), strict=True)
-    key, value = (jnp.concatenate(x, axis=2) for x in both)
+    pairs = zip(self.prompt.read(slot), self.generated.read(slot), strict=True)
+    key, value = (jnp.concatenate(x, axis=2) for x in pairs)
     return key, value
 
   def extended(self, places: Array) -> "SplitCache":
     """As in `Cache`."""
     if places.shape[1] > 1:
       return self._replace(prompt=self.prompt.extended(places))
-    at = places - self.prompt.capacity
-    return self._replace(generated=self.generated.extended(at))
+    generated_places = places - self.prompt.capacity
+    return self._replace(generated=self.generated.extended(generated_places))
 
   def with_skipped(
-    self, num_loops: int, loops: Array, places: Array, own: KeyValues | None
+    self,
+    num_loops: int,
+    loops: Array,
+    places: Array,
+    key_values: KeyValues | None,
   ) -> "SplitCache":
     """No change: only generated tokens skip loops; their slots are shared."""
-    del num_loops, loops, places, own
+    del num_loops, loops, places, key_values
     return self

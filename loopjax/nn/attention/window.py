@@ -39,8 +39,8 @@ class WindowCache(NamedTuple):
     return self.first.capacity
 
   @property
-  def apart(self) -> bool:
-    """See `Cache.apart`."""
+  def is_unstacked(self) -> bool:
+    """See `Cache.is_unstacked`."""
     return False
 
   @property
@@ -75,14 +75,14 @@ class WindowCache(NamedTuple):
     last = self.first.length[:, None] - 1
     # The newest position with the remainder of each place.
     newest = last - (last - jnp.arange(self.window)[None]) % self.window
-    near = newest[:, None] > places[..., None] - self.window
-    return near & (newest[:, None] >= 0)
+    in_window = newest[:, None] > places[..., None] - self.window
+    return in_window & (newest[:, None] >= 0)
 
   def write_first(
-    self, layer: Array, own: KeyValues, places: Array
+    self, layer: Array, key_values: KeyValues, places: Array
   ) -> "WindowCache":
     """Writes the first loop's keys and values of new tokens, see `Cache`."""
-    return self._replace(first=self.first.write(layer, *own, places))
+    return self._replace(first=self.first.write(layer, *key_values, places))
 
   def read_recent(self, slot: Array, visible: Array) -> Part:
     """The keys and values of a window; `slot` counts layers of later loops."""
@@ -114,15 +114,15 @@ class WindowCache(NamedTuple):
       return self._replace(first=first)
     index = self.last_tokens(places)
     position = self.first.length[:, None] + index
-    at = jnp.where(index >= 0, position % self.window, self.window)
+    window_places = jnp.where(index >= 0, position % self.window, self.window)
     rows = jnp.arange(len(places))[:, None]
 
     def put(x: Array, new: Array) -> Array:
       new = jnp.transpose(new.reshape(-1, *new.shape[2:]), (1, 2, 0, 3, 4))
-      return x.at[:, rows, :, at].set(new, mode="drop")
+      return x.at[:, rows, :, window_places].set(new, mode="drop")
 
-    both = map(put, self.recent, recent)
-    return WindowCache(first, KeyValues(*both))
+    windows = map(put, self.recent, recent)
+    return WindowCache(first, KeyValues(*windows))
 
 
 def empty(

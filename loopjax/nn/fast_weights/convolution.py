@@ -175,8 +175,12 @@ def next_tail(
   if tail is None:
     return None
   length = tail[0].shape[1]
-  whole = [jnp.concatenate(x, axis=1) for x in zip(tail, inputs, strict=True)]
+  extended = [
+    jnp.concatenate(x, axis=1) for x in zip(tail, inputs, strict=True)
+  ]
   if mask is None:
-    return tuple(x[:, x.shape[1] - length :] for x in whole)
+    return tuple(x[:, x.shape[1] - length :] for x in extended)
   place = jnp.sum(mask, axis=1, keepdims=True) + jnp.arange(length)[None]
-  return tuple(jnp.take_along_axis(x, place[..., None], axis=1) for x in whole)
+  return tuple(
+    jnp.take_along_axis(x, place[..., None], axis=1) for x in extended
+  )
