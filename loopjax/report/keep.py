@@ -1,9 +1,9 @@
 """Command line: `loopjax.report.keep WORKDIR... --out=NAME.runs.json`.
 
 Stores the parts of runs that a report needs, a few KiB each, in one file that
-can be committed: config, summary without training scores, evaluations, and the
-results of `loopjax.eval` and `loopjax.eval.answers` on benchmarks. The report
-can then be rebuilt without the runs. With --sweep they are one table:
+can be committed: config, summary without training scores, evaluations, numbers
+of figures, and the results of `loopjax.eval` and `loopjax.eval.answers` on
+benchmarks. The report can then be rebuilt without the runs. With --sweep they are one table:
 seeds are averaged, and rows compared with a paper's. Runs are added to an
 existing file.
 """
@@ -232,7 +232,8 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   }
   results = {
     path.stem: workdir_lib.read_json(path)
-    for path in sorted((workdir / "eval").glob("*.json"))
+    for folder in ("eval", "figures")
+    for path in sorted((workdir / folder).glob("*.json"))
   }
   kept = _without(
     places, {"config": config, "summary": summary, "results": results}
