@@ -371,7 +371,7 @@ def of_loop(config, call):
 ], ids=str)  # fmt: skip
 def test_a_loop_is_its_formula(changes):
   """The update of the core's output, its norm, and then the anchor."""
-  plain = changed(injection="none", loop_norm="final_only")
+  plain = changed(injection="none", state="input", loop_norm="final_only")
   config = dataclasses.replace(plain, **changes)
   added = config.injection == "add"
 

@@ -148,6 +148,8 @@ IMPOSSIBLE = {
     ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
     ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
     ({"injection": "add", "anchor_scale": 2.0}, "anchor_scale has no effect"),
+    ({"injection": "none"}, "injection='none' no loop reads the tokens"),
+    ({"injection": "anchor", "anchor_scale": 0.0}, "no loop reads the tokens"),
     (
       {"depth": "fixed", "growth_steps": (5, 3), "growth_loops": (1, 1)},
       "the steps must increase",

@@ -137,6 +137,15 @@ class Config(stack.StackConfig):
       if holds:
         checks.without_effect("model", self, setting, *others)
     depth_lib.check_growth(self.growth_steps, self.growth_loops)
+    adds_input = self.injection != "none" and (
+      self.injection != "anchor" or self.anchor_scale
+    )
+    if self.state != "input" and not adds_input:
+      raise UserError(
+        f"model.state={self.state!r} needs an injection: with"
+        f" model.injection={self.injection!r} no loop reads the tokens",
+        (Moot("model.state", "input", ("model.injection",)),),
+      )
     if self.depth_sigma > 2:
       raise UserError(f"model.depth_sigma={self.depth_sigma} must be at most 2")
     if self.max_loops and self.max_loops < self.num_loops:

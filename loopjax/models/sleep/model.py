@@ -142,7 +142,7 @@ class Model(nnx.Module):
       loops, each [N]: "hidden_norm" and "fast_weight_norm" after every pass,
       and "retention/memory=i" of every memory layer that runs N times, the
       fraction of its fast weights that a pass retains. All are means over the
-      windows' non-padding tokens.
+      non-padding tokens of a row's windows, then over rows.
     """
     num_passes = self.config.num_loops if num_loops is None else num_loops
     if num_passes < 1:
@@ -174,7 +174,8 @@ class Model(nnx.Module):
       losses={},
       stats={"loops_run": jnp.full(len(inputs), num_passes, jnp.float32)},
       loops={
-        name: jnp.sum(x, axis=0) / num_tokens for name, x in records.items()
+        name: jnp.mean(jnp.sum(x, axis=0) / num_tokens, axis=-1)
+        for name, x in records.items()
       },
       trace={  # [W, N, B, L, D] -> [N, B, W L, D]
         name: jax.vmap(windows.join, 1)(value) for name, value in traces.items()
@@ -399,7 +400,7 @@ def _record(
   stats: dict[str, Array],
   mask: Array | None,
 ) -> dict[str, Array]:
-  """Statistics of a pass, f32 scalars summed over the window's tokens."""
+  """Statistics of a pass, f32 [B], summed over the window's tokens."""
   fast = memory.state.fast
   # Fast weights may be zero, where the norm has no gradient.
   hidden, fast, stats = jax.lax.stop_gradient((hidden, fast, stats))
@@ -408,16 +409,16 @@ def _record(
   norms = jnp.linalg.norm(fast, axis=(-2, -1))  # [groups, layers, B, H]
   norms = jnp.mean(norms, axis=(0, 1, 3))
   sums = {
-    "num_tokens": jnp.sum(tokens),
-    "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * weights),
-    "fast_weight_norm": jnp.sum(norms * tokens),
+    "num_tokens": tokens,
+    "hidden_norm": jnp.sum(jnp.linalg.norm(hidden, axis=-1) * weights, axis=1),
+    "fast_weight_norm": norms * tokens,
   }
   retentions = jnp.concatenate(stats["retention"])  # [layers, B, H]
   per_layer = config.num_memory_layers / config.num_layers
   first = round(per_layer * config.num_prelude)
   for layer, retention in enumerate(retentions, start=first):
     means = jnp.mean(retention, axis=-1)
-    sums[f"retention/memory={layer}"] = jnp.sum(means * tokens)
+    sums[f"retention/memory={layer}"] = means * tokens
   return sums
 
 
