@@ -3,9 +3,9 @@
 Stores the parts of runs that a report needs, a few KiB each, in one file that
 can be committed: config, summary without training scores, evaluations, numbers
 of figures, and the results of `loopjax.eval` and `loopjax.eval.answers` on
-benchmarks. The report can then be rebuilt without the runs. With --sweep they are one table:
-seeds are averaged, and rows compared with a paper's. Runs are added to an
-existing file.
+benchmarks. The report can then be rebuilt without the runs. With --sweep they
+are one table: seeds are averaged, and rows compared with a paper's. Runs are
+added to an existing file.
 """
 
 import argparse
