@@ -11,8 +11,8 @@ Source: arXiv 2605.26099, section 6.2. `model.num_loops` is N. Presets:
   gpu     as `paper`, with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run. Ours:
           warm-up, weight decay and the sizes of heads (docs/papers.md).
-  hybrid  the four layers of Figure 3's caption, alternating attention and gated
-          delta nets; the text says ten, and gives no width. Not run.
+  hybrid  Figure 3's caption has four layers, alternating attention and gated
+          delta nets, where the text has ten; width 512 as in the text. Not run.
   smoke   used by tests.
 """
 
