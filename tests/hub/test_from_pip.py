@@ -16,29 +16,29 @@ from tests_support import ROOT
 
 from loopjax.saved import trained
 
-PROGRAMS = {"loopjax.main", "loopjax.hub", "loopjax.generate", "loopjax.eval"}
+COMMANDS = {"train", "hub", "generate", "eval"}
 # For two steps, and answers, of seconds.
 SHORT = {
-  "loopjax.main": [
+  "train": [
     "--config.run.num_steps=2", "--config.run.batch_size=2",
     "--config.run.log_every=1", "--config.run.checkpoint_every=2",
     "--config.optim.warmup_steps=1", "--config.eval.every=0",
     "--config.task.sequence_length=64", "--mode=train",
   ],
-  "loopjax.generate": ["--max_new_tokens=12", "--temperature=0"],
+  "generate": ["--max_new_tokens=12", "--temperature=0"],
 }  # fmt: skip
 
 
 def commands():
-  """The commands of the section, as [words of the shell]."""
+  """The commands of the section: their words after `loopjax`."""
   page = (ROOT / "docs/hub.md").read_text()
   section = page.partition("## From pip to")[2].partition("\n## ")[0]
-  lines = re.findall(r"(?m)^ {4}(python -m .*)$", section)
-  return [shlex.split(line)[2:] for line in lines]
+  lines = re.findall(r"(?m)^ {4}loopjax (.*)$", section)
+  return [shlex.split(line) for line in lines]
 
 
-def test_the_section_names_every_program():
-  assert {words[0] for words in commands()} == PROGRAMS
+def test_the_section_has_every_command():
+  assert {words[0] for words in commands()} == COMMANDS
   assert len(commands()) == 10
 
 
@@ -64,7 +64,7 @@ def test_the_commands_lead_from_pip_to_a_looped_model(tmp_path):
   said = []
   for words in commands():
     done = subprocess.run(
-      [sys.executable, "-m", *words, *SHORT.get(words[0], ())],
+      [sys.executable, "-m", "loopjax", *words, *SHORT.get(words[0], ())],
       cwd=tmp_path,
       env={**environment, "PYTHONPATH": str(ROOT)},
       input="",  # The end of a chat.

@@ -488,9 +488,11 @@ def test_the_radius_of_an_injection_is_what_it_leaves_of_a_state():
     made.measures()["injection_radius"],
     rtol=0.02,
   )
-  for kind, expected in (("add", {"injection_radius": 1.0}), ("none", {})):
-    made = examples.merged(recurrent, changed(injection=kind), SPEC)
-    assert made.measures() == expected
+  for config, expected in (
+    (changed(injection="add"), {"injection_radius": 1.0}),
+    (changed(injection="none", state="input"), {}),
+  ):
+    assert examples.merged(recurrent, config, SPEC).measures() == expected
 
 
 def test_a_random_state_is_of_its_row_and_position():
