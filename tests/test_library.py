@@ -59,6 +59,10 @@ def test_datasets_of_a_model_have_the_settings_of_its_task():
   assert not np.array_equal(  # The name's default is no augmentation.
     found["train"][0]["inputs"], boards()["train"][0]["inputs"]
   )
+  changed = loopjax.datasets(of_zoo("sudoku_6x6"), batch_size=4, augment=False)
+  jax.tree.map(
+    np.testing.assert_array_equal, changed["train"][0], boards()["train"][0]
+  )
 
 
 def test_a_model_is_a_pytree_of_its_parameters(model):

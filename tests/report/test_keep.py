@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import pathlib
 import re
 
@@ -77,6 +78,19 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert "<small>N = 4</small>" in markdown  # The paper's row.
   assert "420.0\u00a0±\u00a010.0" in markdown
   assert "loopjax.sweep" not in markdown
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path):
+  folder = tmp_path / os.fsdecode(b"n\xff")
+  try:
+    folder.mkdir()
+  except OSError:
+    pytest.skip("this file system has only names in UTF-8")
+  make_run(folder, 1, 1)
+  found = runs_lib.collect([folder])
+  html, markdown, data = page.write(found, tmp_path / "report")[:3]
+  assert r"n\udcff" in data.read_text(encoding="utf-8")
+  assert html.read_bytes().decode() and markdown.read_bytes().decode()
 
 
 def test_benchmark_results_are_kept(runs, tmp_path):
