@@ -2,10 +2,10 @@
 
 Stores the parts of runs that a report needs, a few KiB each, in one file that
 can be committed: config, summary without training scores, evaluations, numbers
-of figures, and the results of `loopjax.eval` and `loopjax.eval.answers` on
-benchmarks. The report can then be rebuilt without the runs. With --sweep they
-are one table: seeds are averaged, and rows compared with a paper's. Runs are
-added to an existing file.
+of figures, the results of `loopjax.eval` and `loopjax.eval.answers` on
+benchmarks, and those of `loopjax.analysis.multihop`. The report can then be
+rebuilt without the runs. With --sweep they are one table: seeds are averaged,
+and rows compared with a paper's. Runs are added to an existing file.
 """
 
 import argparse
@@ -235,6 +235,9 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
     for folder in ("eval", "figures")
     for path in sorted((workdir / folder).glob("*.json"))
   }
+  if (states := workdir / "analysis" / "analysis.jsonl").exists():
+    text = states.read_text(encoding="utf-8")
+    results[states.stem] = [json.loads(line) for line in text.splitlines()]
   kept = _without(
     places, {"config": config, "summary": summary, "results": results}
   )

@@ -102,6 +102,11 @@ def test_benchmark_results_are_kept(runs, tmp_path):
     runs[0] / "eval" / "test.answers.json",
     {"metrics": metrics, "command": command},
   )
+  states = [{"step": 3, "kind": "intervention", "alpha": 1.0, "accuracy": 0.5}]
+  (runs[0] / "analysis").mkdir()
+  workdir_lib.write_json_lines(
+    runs[0] / "analysis" / "analysis.jsonl", states * 2
+  )
   out = tmp_path / "kept" / "rule.runs.json"
   keep.keep(runs[:2], out, "passes")
   first, second = workdir_lib.read_json(out)["items"]
@@ -109,7 +114,8 @@ def test_benchmark_results_are_kept(runs, tmp_path):
     "test.answers": {
       "metrics": metrics,
       "command": f"python -m loopjax.eval.answers runs/{runs[0].name}",
-    }
+    },
+    "analysis": states * 2,
   }
   assert second["results"] == {}
 
