@@ -253,12 +253,16 @@ def _check_schedules(settings: Settings) -> None:
 def _check_trained(settings: Settings) -> None:
   """Raises UserError for patterns of section optim that match no parameter."""
   rates, how = settings.optim.rates, settings.optim.adaptation
-  if not rates and not how:
+  # Without the family's own pattern, which may match where the user's does not.
+  frozen = settings.plain["optim"]["frozen"]
+  if not (rates or how or frozen):
     return
   try:
     params = _parameters(settings)
   except UserError:
     return  # Building the model raises the same error.
+  if frozen:
+    chain.frozen_mask(params, frozen)  # Checks it.
   if how:
     key = jax.random.key(0)
     _, params = jax.eval_shape(lambda x: lora.split(x, how, key), params)

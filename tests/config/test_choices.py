@@ -175,6 +175,9 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
      "exit_gate='joint' needs model.num_loops of at least 2"),
     ("lm_melt", "model.gate=last,optim.rates=('latent_gates=4',)",
      "optim.rates: 'latent_gates=4' applies to no parameter"),
+    # Though the family freezes the gate.
+    ("lm_looped", "model.exit_gate=unused,optim.frozen=heads",
+     "optim.frozen='heads' matches no parameter"),
     ("lm_recurrent", "model.depth=learned,model.depth_per=step",
      "needs model.depth_per='row'"),
     ("sudoku_utm", "model.name=transformer,eval.depth_factor=4",

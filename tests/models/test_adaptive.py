@@ -500,7 +500,8 @@ def test_more_iterations_than_were_trained_are_one_line():
   model = examples.abstract(adaptive, SMALL, SPEC)
   with pytest.raises(UserError, match="num_loops=4 must be 1 to 3"):
     model(TOKENS, num_loops=4)
-  with pytest.raises(UserError, match="exit_threshold=0.0 must be"):
-    model(TOKENS, exit_threshold=0.0)
+  for threshold in (0.0, 0, 2):
+    with pytest.raises(UserError, match=f"exit_threshold={threshold} must be"):
+      model(TOKENS, exit_threshold=threshold)
   with pytest.raises(UserError, match="num_loops=4 must be 1 to 3"):
     adaptive.costs(SMALL, SPEC, 4)

@@ -288,6 +288,7 @@ def test_on_a_mesh_a_step_is_the_same(source):
     ("optim.lora_rank=4,optim.rates=('B$=16','embedding=2')",
      "'embedding=2' applies to no parameter"),
     ("optim.lora_rank=4,optim.lora_targets=heads", "matches no matrix"),
+    ("optim.lora_rank=4,optim.frozen=heads", "frozen='heads' matches no"),
   ],
 )  # fmt: skip
 def test_settings_of_pairs_that_have_no_effect_are_named(arg, message):

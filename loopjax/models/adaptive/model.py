@@ -108,7 +108,8 @@ class Model(nnx.Module):
     call = causal.begin(self, inputs, num_loops, kind, documents, cache, valid)
     num_loops, kind, metadata, _ = call
     check_loops(config, num_loops)
-    if isinstance(exit_threshold, float) and not 0 < exit_threshold <= 1:
+    is_number = isinstance(exit_threshold, int | float)
+    if is_number and not 0 < exit_threshold <= 1:
       raise UserError(f"exit_threshold={exit_threshold} must be in (0, 1]")
     options = dataclasses.replace(self.options, execution=kind)
     bank = self.global_bank if config.num_global_slots else None
