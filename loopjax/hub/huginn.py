@@ -71,9 +71,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
   """Settings of `models.recurrent`."""
   width, heads = (need(config, name, int) for name in ("n_embd", "n_heads"))
   initial = need(config, "init_values", Mapping)
-  scale, std = (
-    float(need(initial, name, (int, float))) for name in ("embed_scale", "std")
-  )
+  scale = float(need(initial, "embed_scale", (int, float)))
+  std = float(need(initial, "std", (int, float), may_be_0=True))
   vocabulary = need(config, "vocab_size", int)
   if config.get("padded_vocab_size", vocabulary) != vocabulary:
     raise UserError(
@@ -84,7 +83,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     "width": width,
     "num_heads": heads,
     "num_key_value_heads": config.get("num_key_value_heads") or heads,
-    "num_prelude": need(config, "n_layers_in_prelude", int),
+    "num_prelude": need(config, "n_layers_in_prelude", int, may_be_0=True),
     "num_layers": need(config, "n_layers_in_recurrent_block", int),
     "num_coda": need(config, "n_layers_in_coda", int),
     "num_loops": need(config, "mean_recurrence", int),
@@ -93,7 +92,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     "mlp_ratio": mlp_ratio(need(config, "intermediate_size", int), width),
     "qk_bias": need(config, "qk_bias", bool),
     "rope_base": float(need(config, "rope_base", (int, float))),
-    "norm_epsilon": need(config, "norm_eps", float),
+    "norm_epsilon": need(config, "norm_eps", float, may_be_0=True),
     "tied": need(config, "tie_embeddings", bool),
     "input_scale": scale,
     "init_std": std,

@@ -130,17 +130,21 @@ def stacked(ours: str, theirs: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
   )
 
 
-def need(config: Mapping[str, Any], name: str, kind: Any) -> Any:
+def need(
+  config: Mapping[str, Any], name: str, kind: Any, *, may_be_0: bool = False
+) -> Any:
   """A setting of config.json; UserError if it is missing or of another type.
 
-  A number must be positive.
+  A number must be positive, unless it may be 0.
   """
   value = config.get(name)
   is_flag = isinstance(value, bool)
   if not isinstance(value, kind) or (is_flag and kind is not bool):
     raise UserError(f"{name}={value!r} is invalid")
-  if isinstance(value, int | float) and not is_flag and not value > 0:
-    raise UserError(f"{name}={value!r} must be greater than 0")
+  is_number = isinstance(value, int | float) and not is_flag
+  if is_number and not (value > 0 or (may_be_0 and value == 0)):
+    least = "at least" if may_be_0 else "greater than"
+    raise UserError(f"{name}={value!r} must be {least} 0")
   return value
 
 

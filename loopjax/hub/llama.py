@@ -171,7 +171,9 @@ def _settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
     "tied": need(config, "tie_word_embeddings", bool),
     "rope_base": float(need(rope, "rope_theta", (int, float))),
     "rope_scaling": scaling,
-    "norm_epsilon": float(need(config, "rms_norm_eps", (int, float))),
+    "norm_epsilon": float(
+      need(config, "rms_norm_eps", (int, float), may_be_0=True)
+    ),
     **own,
   }
 

@@ -159,7 +159,9 @@ def others(field, value):
   if isinstance(value, bool):
     return (not value,)
   return (
-    (2 * value, value + 1) if isinstance(value, int) else (value * 2 + 0.1,)
+    (2 * value, value + 1, 0)
+    if isinstance(value, int)
+    else (value * 2 + 0.1, 0.0)
   )
 
 
@@ -170,6 +172,8 @@ def facts(config):
     own.pop(name, None)
   # An untrained gate is still a gate.
   own["exit_gate"] = own.get("exit_gate", "none") != "none"
+  if own.get("num_with_gradient") == 0:  # All loops.
+    own["num_with_gradient"] = own["num_loops"]
   if own["num_loops"] == 1:
     own.pop("loop_norm", None)  # It ends with the norm in both cases.
   same = ("num_key_value_heads", "head_width", "mlp_width")

@@ -145,6 +145,7 @@ IMPOSSIBLE = {
     ({"depth_sigma": 3.0}, "depth_sigma=3.0 must be at most 2"),
     ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
+    ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
     ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),
     ({"injection": "add", "anchor_scale": 2.0}, "anchor_scale has no effect"),
