@@ -230,7 +230,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
     )
     if folder != pathlib.Path()
   }
-  results = {
+  results: dict[str, Any] = {
     path.stem: workdir_lib.read_json(path)
     for folder in ("eval", "figures")
     for path in sorted((workdir / folder).glob("*.json"))
