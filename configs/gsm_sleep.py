@@ -1,7 +1,7 @@
 """Sleep on word problems among distractors; figures 4 and 5 of the paper.
 
-  python -m loopjax.main --config=configs/gsm_sleep.py
-  python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
+  loopjax train --config=configs/gsm_sleep.py
+  loopjax sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
 
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_loops` is N. The
 paper fine-tunes pre-trained models; here a model with half attention and half

@@ -359,7 +359,7 @@ def config_of_run(
     recorded = workdir_lib.read_json(path)
     if "model_type" in recorded:
       raise UserError(
-        "is a Hugging Face Hub folder; import it with python -m loopjax.hub "
+        "is a Hugging Face Hub folder; import it with loopjax hub "
         f"import {workdir} WORKDIR"
       )
     for section, names in NAMES.items():

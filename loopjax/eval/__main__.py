@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.eval WORKDIR... --tasks=FILE,...`."""
+"""Command line: `loopjax eval WORKDIR... --tasks=FILE,...`."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -198,7 +198,7 @@ def _row(
 def main(argv: list[str] | None = None) -> int:
   """Scores runs on tasks and prints a table; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.eval",
+    prog="loopjax eval",
     description=(
       "Scores language models on OLMES request files: bits per byte and"
       " accuracy. Writes WORKDIR/eval/TASK.json and TASK.items.jsonl."

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.hub import|export|retrofit|card|...`."""
+"""Command line: `loopjax hub import|export|retrofit|card|...`."""
 
 import pathlib
 from typing import Any
@@ -12,7 +12,7 @@ from loopjax.run.checkpoints import quantized
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m loopjax.hub",
+    prog="loopjax hub",
     description=(
       "Imports a downloaded Hugging Face Hub folder (config.json,"
       " tokenizer.json, safetensors) into a work directory; exports such a"

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.report WORKDIR...`."""
+"""Command line: `loopjax report WORKDIR...`."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ from loopjax.run import zoo
 def main(argv: list[str] | None = None) -> int:
   """Writes the report and prints its paths; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.report",
+    prog="loopjax report",
     description="Writes report.html, report.md and report.csv, and papers.csv"
     " for sweeps of papers.",
   )

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.watch WORKDIR...`."""
+"""Command line: `loopjax watch WORKDIR...`."""
 
 import math
 import pathlib
@@ -18,7 +18,7 @@ from loopjax.watch import frame, runs
 def main(argv: list[str] | None = None) -> int:
   """Shows runs until all have ended; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.watch",
+    prog="loopjax watch",
     description=(
       "Shows loss, scores, loops, throughput and remaining time of runs until"
       " all have ended or Ctrl-C. Prints one frame if output is not a terminal."

@@ -240,7 +240,7 @@ def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
   assert capsys.readouterr() == ("", missing)
   assert command(main_lib.main, "--list") == 0
   said = capsys.readouterr().out
-  assert said.startswith("python -m loopjax.main --config=FILE")
+  assert said.startswith("loopjax train --config=FILE")
   assert "\nconfigs/sudoku_utm.py: " in said
 
 

@@ -129,7 +129,7 @@ MISTAKES = {
     (["export", "missing", "out", "--layout=ouro"], "missing"),
     (["export", "missing", "out", "--layout=gpt2"], "gpt2"),
     (["export", "--layot=ouro"], "unknown flag '--layot'; did you mean"),
-    (["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
+    (["export", "--workdir", "a"], "loopjax hub export WORKDIR"),
     (["push", "--workdir=a"], "unknown flag '--workdir'"),
   ],
   "play": [

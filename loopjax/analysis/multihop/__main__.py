@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.analysis.multihop WORKDIR`.
+"""Command line: `loopjax analysis WORKDIR`.
 
 Runs all analyses in order and reports those that do not apply.
 """
@@ -47,7 +47,7 @@ _TRACES = ("hidden", "prediction")
 def main(argv: list[str] | None = None) -> int:
   """Analyses a run, prints tables and file paths; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.analysis.multihop",
+    prog="loopjax analysis",
     description=(
       "Analyses the states between the loops of a multi-hop run at its newest "
       "checkpoint. Loops are numbered from 1, positions from 0."
