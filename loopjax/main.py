@@ -241,7 +241,7 @@ def _check_source(
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:
       raise UserError(
-        f"--config.{key}={value} has no effect with --mode=eval; the run has"
+        f"--config.{key}={value} has no effect on a trained model; the run has"
         f" {of_run[name]!r}"
       )
 

@@ -154,7 +154,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert main(f"{BARE}:smoke", there, "--mode=eval", seed) == 2
   said = capsys.readouterr().err
   assert said == (
-    "error: --config.run.seed=7 has no effect with --mode=eval; the run has 0\n"
+    "error: --config.run.seed=7 has no effect on a trained model; the run has"
+    " 0\n"
   )
 
 
