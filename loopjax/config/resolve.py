@@ -360,7 +360,7 @@ def config_of_run(
     if "model_type" in recorded:
       raise UserError(
         "is a Hugging Face Hub folder; import it with loopjax hub "
-        f"import {workdir} WORKDIR"
+        f"import {workdir} RUN"
       )
     for section, names in NAMES.items():
       names.register_recorded(recorded[section])

@@ -1,4 +1,4 @@
-"""Command line: `loopjax generate WORKDIR --prompt=TEXT`."""
+"""Command line: `loopjax generate RUN --prompt=TEXT`."""
 
 import pathlib
 

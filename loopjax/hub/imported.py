@@ -32,7 +32,7 @@ def run_of(where: str, *, alone: bool = True) -> str:
     if pathlib.Path(origin).resolve() != path.resolve():
       raise UserError(
         f"{where}: {workdir} contains another model; import it"
-        f" elsewhere: loopjax hub import {where} WORKDIR"
+        f" elsewhere: loopjax hub import {where} RUN"
       )
     return str(workdir)
   if not alone:

@@ -27,7 +27,7 @@ def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
   if not (folder / card.FILE).is_file():
     raise UserError(
       f"{folder}: contains no {card.FILE}; write it with loopjax hub"
-      f" card WORKDIR {folder}"
+      f" card RUN {folder}"
     )
   if not (folder / "config.json").is_file():
     raise UserError(f"{folder}: contains no config.json")

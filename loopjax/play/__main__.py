@@ -1,4 +1,4 @@
-"""Command line: `loopjax play WORKDIR`."""
+"""Command line: `loopjax play RUN`."""
 
 import argparse
 import contextlib
@@ -25,9 +25,7 @@ def main(argv: list[str] | None = None) -> int:
       " a puzzle, a text, a multi-hop question or a cycle."
     ),
   )
-  parser.add_argument(
-    "workdir", type=pathlib.Path, metavar="WORKDIR", help="a run"
-  )
+  parser.add_argument("workdir", type=pathlib.Path, metavar="RUN", help="a run")
   parser.add_argument(
     "--prompt",
     action="append",

@@ -1,4 +1,4 @@
-"""Command line: `loopjax report WORKDIR...`."""
+"""Command line: `loopjax report RUN...`."""
 
 import pathlib
 
@@ -20,11 +20,11 @@ def main(argv: list[str] | None = None) -> int:
     "workdirs",
     nargs="+",
     type=pathlib.Path,
-    metavar="WORKDIR",
+    metavar="RUN",
     help="a run, a sweep, a folder of these, or zoo:NAME",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, help="output folder [the only WORKDIR]"
+    "--out", type=pathlib.Path, help="output folder [the only RUN]"
   )
   arguments = parser.parse_args(argv)
   workdirs, out = arguments.workdirs, arguments.out

@@ -1,4 +1,4 @@
-"""Command line: `loopjax serve WORKDIR`."""
+"""Command line: `loopjax serve RUN`."""
 
 import pathlib
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     type=pathlib.Path,
     action="append",
     default=[],
-    metavar="WORKDIR",
+    metavar="RUN",
     help="another run to serve, with its evaluation settings; may be repeated",
   )
   parser.add_argument(

@@ -1,4 +1,4 @@
-"""Command line: `loopjax watch WORKDIR...`."""
+"""Command line: `loopjax watch RUN...`."""
 
 import math
 import pathlib
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     ),
   )
   parser.add_argument(
-    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="RUN", help="runs"
   )
   parser.add_argument(
     "--once", action="store_true", help="print one frame and exit"

@@ -57,7 +57,7 @@ def test_the_same_flags_for_the_same(name, monkeypatch):
   assert parser.description.endswith(".")
   runs = [a for a in parser._actions if not a.option_strings]
   (run,) = runs
-  assert run.metavar == "WORKDIR" and re.match(r"a run\b|runs$", run.help)
+  assert run.metavar == "RUN" and re.match(r"a run\b|runs$", run.help)
   flags = {a.dest: a.help for a in parser._actions if a.option_strings}
   assert not OTHERS & set(flags)
   for flag, said in flags.items():

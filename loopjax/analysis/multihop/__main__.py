@@ -1,4 +1,4 @@
-"""Command line: `loopjax analysis WORKDIR`.
+"""Command line: `loopjax analysis RUN`.
 
 Runs all analyses in order and reports those that do not apply.
 """
@@ -53,11 +53,9 @@ def main(argv: list[str] | None = None) -> int:
       "checkpoint. Loops are numbered from 1, positions from 0."
     ),
   )
+  parser.add_argument("workdir", type=pathlib.Path, metavar="RUN", help="a run")
   parser.add_argument(
-    "workdir", type=pathlib.Path, metavar="WORKDIR", help="a run"
-  )
-  parser.add_argument(
-    "--out", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
+    "--out", type=pathlib.Path, help="where to write [RUN/analysis]"
   )
   parser.add_argument(
     "--limit", type=int, default=0, help="number of questions [all]"

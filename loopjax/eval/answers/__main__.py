@@ -1,4 +1,4 @@
-"""Command line: `loopjax answers WORKDIR --questions=FILE`.
+"""Command line: `loopjax answers RUN --questions=FILE`.
 
 With --samples=16 --k=1,10 --temperature=1 --top_p=0.7 these are the scores of
 MELT's table 1 and, with --cache_kind, of its table 5 (arXiv 2605.07721).
@@ -568,7 +568,7 @@ def main(argv: list[str] | None = None) -> int:
     help="number of answers generated in parallel [16]",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, help="output folder [WORKDIR/eval]"
+    "--out", type=pathlib.Path, help="output folder [RUN/eval]"
   )
   text_flags.add_flags(parser)
   options = vars(parser.parse_args(argv))
