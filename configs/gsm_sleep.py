@@ -6,7 +6,7 @@
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_loops` is N. The
 paper fine-tunes pre-trained models; here a model with half attention and half
 memory layers starts from scratch, or memory is inserted into a LoopLM
-(docs/insertion.md): the sweep trains a LoopLM, or uses yours
+(docs/families/sleep.md): the sweep trains a LoopLM, or uses yours
 (`:looplm,run.init_from=DIR`), trains only the memory, then everything. Presets:
 
   tiny    short texts on two CPU cores. With batches of 16, one and four passes
