@@ -2,9 +2,9 @@
 
   loopjax train --config=configs/lm_sleep.py
 
-As in sections 6.3 and 6.4 of Sleep's paper (docs/families/sleep.md). With `import=`,
-the model comes from a run, zoo:NAME, a folder of the Hub or a GGUF file;
-without it, zoo:novels. Memory layers without effect go between its
+As in sections 6.3 and 6.4 of Sleep's paper (docs/families/sleep.md). With
+`import=`, the model comes from a run, zoo:NAME, a folder of the Hub or a GGUF
+file; without it, zoo:novels. Memory layers without effect go between its
 layers. A row is one document, or a part of one. `warm_up` trains the memory
 only; the sweep `stages` then trains everything, with a sliding window:
 

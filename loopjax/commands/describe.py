@@ -179,7 +179,7 @@ def _config(path: pathlib.Path) -> str:
       )
       long = seconds > _TOO_LONG
       time = "too long" if long else machine.duration(seconds)
-      lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 12))
+      lines.append(_wrapped(f"  :{name}", f"{time} here; {text}", 12))
   return "\n".join(lines)
 
 
