@@ -1,6 +1,6 @@
 """Sleep on Rule 110: predict a state after some steps; figure 2 of the paper.
 
-  python -m loopjax.main --config=configs/automaton_sleep.py
+  loopjax train --config=configs/automaton_sleep.py
 
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_loops` is N. Presets:
 

@@ -1,6 +1,6 @@
 """Sleep on Depo: k steps along a cycle given earlier; figure 3.
 
-  python -m loopjax.main --config=configs/depo_sleep.py
+  loopjax train --config=configs/depo_sleep.py
 
 Source: arXiv 2605.26099, section 6.2. `model.num_loops` is N. Presets:
 

@@ -1,12 +1,12 @@
 """Sleep on word problems among distractors; figures 4 and 5 of the paper.
 
-  python -m loopjax.main --config=configs/gsm_sleep.py
-  python -m loopjax.sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
+  loopjax train --config=configs/gsm_sleep.py
+  loopjax sweep --config=configs/gsm_sleep.py:looplm --sweep=stages
 
 Source: arXiv 2605.26099, sections 6.3 and 6.4. `model.num_loops` is N. The
 paper fine-tunes pre-trained models; here a model with half attention and half
 memory layers starts from scratch, or memory is inserted into a LoopLM
-(docs/insertion.md): the sweep trains a LoopLM, or uses yours
+(docs/families/sleep.md): the sweep trains a LoopLM, or uses yours
 (`:looplm,run.init_from=DIR`), trains only the memory, then everything. Presets:
 
   tiny    short texts on two CPU cores. With batches of 16, one and four passes

@@ -1,6 +1,6 @@
 """DiscoLoop on multi-hop facts in English: figures 4 and 6 of the paper.
 
-  python -m loopjax.main --config=configs/language_disco.py
+  loopjax train --config=configs/language_disco.py
 
 Source: arXiv 2607.00341, section 5.2 and appendix A.3. Facts have the form
 "Finley's teacher is Anya"; questions are direct ("Finley's teacher's wife is")

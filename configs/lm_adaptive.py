@@ -1,6 +1,6 @@
 """Adaptive loops and memory on text: compute more, or know more.
 
-  python -m loopjax.main --config=configs/lm_adaptive.py
+  loopjax train --config=configs/lm_adaptive.py
 
 Source: arXiv 2603.08391. Each layer loops, and queries its own memory bank and
 one shared by all layers. Your own text:

@@ -1,6 +1,6 @@
 """DiscoLoop language models, with their baselines at equal cost.
 
-  python -m loopjax.main --config=configs/lm_disco.py
+  loopjax train --config=configs/lm_disco.py
 
 Source: arXiv 2607.00341, section 5.3 and appendix B. Baselines are other models
 of the same config: `:model.name=looped`, `ponderlm`, `transformer`. Your own

@@ -1,6 +1,6 @@
 """LoopLM (Ouro) on text: one looped stack, and a gate for early exits.
 
-  python -m loopjax.main --config=configs/lm_looped.py
+  loopjax train --config=configs/lm_looped.py
 
 Source: arXiv 2510.25741; MELT (arXiv 2605.07721) and other models start from
 it. Training covers all exits; `:second_stage,run.init_from=runs/lm_looped` then

@@ -1,6 +1,6 @@
 """LoopFormer on text: loops that know their time and step size.
 
-  python -m loopjax.main --config=configs/lm_loopformer.py
+  loopjax train --config=configs/lm_loopformer.py
 
 Source: arXiv 2602.11451. The trained model runs with any number of loops:
 --config.eval.num_loops=2 with --mode=eval. Your own text:

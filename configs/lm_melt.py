@@ -1,7 +1,7 @@
 """MELT on text: a trained model's loops share one row of keys and values.
 
-  python -m loopjax.main --config=configs/lm_melt.py
-  python -m loopjax.sweep --config=configs/lm_melt.py --sweep=pipeline
+  loopjax train --config=configs/lm_melt.py
+  loopjax sweep --config=configs/lm_melt.py --sweep=pipeline
 
 Source: arXiv 2605.07721. The first command trains from scratch without a
 teacher. The sweep follows the paper: it trains a looped model, the teacher,

@@ -1,13 +1,13 @@
 """MELT from a trained transformer or looped model, on your text.
 
-  python -m loopjax.main --config=configs/lm_melt_tune.py
+  loopjax train --config=configs/lm_melt_tune.py
 
 With `import=`, the model comes from a run, zoo:NAME, a folder of the Hub or a
 GGUF file; without it, zoo:novels. The sweep `phases` trains loops around a
 transformer, or a looped model's own, then both phases of MELT with these as
 teacher (docs/hub.md):
 
-  python -m loopjax.sweep --sweep=phases \
+  loopjax sweep --sweep=phases \
       --config=configs/lm_melt_tune.py:import=SmolLM2-135M,task.train_files=my.txt
 
 `model.num_loops` of a transformer is 2. Presets:

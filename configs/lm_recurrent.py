@@ -1,6 +1,6 @@
 """Recurrent depth on text: prelude, looped core and coda, random depth.
 
-  python -m loopjax.main --config=configs/lm_recurrent.py
+  loopjax train --config=configs/lm_recurrent.py
 
 Source: arXiv 2502.05171 (Huginn); arXiv 2604.12946 (Parcae), 2609.19107 and
 LoopLM are other settings of the same family (docs/families/recurrent.md). Your

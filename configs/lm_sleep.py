@@ -1,14 +1,14 @@
 """Sleep on text: memory inserted into a trained transformer or LoopLM.
 
-  python -m loopjax.main --config=configs/lm_sleep.py
+  loopjax train --config=configs/lm_sleep.py
 
-As in sections 6.3 and 6.4 of Sleep's paper (docs/insertion.md). With `import=`,
-the model comes from a run, zoo:NAME, a folder of the Hub or a GGUF file;
-without it, zoo:novels. Memory layers without effect go between its
+As in sections 6.3 and 6.4 of Sleep's paper (docs/families/sleep.md). With
+`import=`, the model comes from a run, zoo:NAME, a folder of the Hub or a GGUF
+file; without it, zoo:novels. Memory layers without effect go between its
 layers. A row is one document, or a part of one. `warm_up` trains the memory
 only; the sweep `stages` then trains everything, with a sliding window:
 
-  python -m loopjax.sweep --sweep=stages \
+  loopjax sweep --sweep=stages \
       --config=configs/lm_sleep.py:import=SmolLM2-135M,task.train_files=my.txt
 
 `model.num_loops` is N; a transformer's default is 2. Presets:

@@ -1,12 +1,12 @@
 """Trains a trained language model further on your text, whole or with LoRA.
 
-  python -m loopjax.main --config=configs/lm_tune.py
+  loopjax train --config=configs/lm_tune.py
 
 With `import=`, model, tokenizer and vocabulary come from a run, zoo:NAME, a
 folder of the Hub or a GGUF file; without it, of zoo:novels. `lora` trains pairs
 of rank 16 beside the frozen matrices (docs/hub.md):
 
-  python -m loopjax.main \
+  loopjax train \
       --config=configs/lm_tune.py:lora,import=SmolLM2-135M,task.train_files=my.txt
 
 The sweep `retrofit`, of what `loopjax hub retrofit` made, trains loops that

@@ -1,6 +1,6 @@
 """TRM on mazes: mark a shortest path.
 
-  python -m loopjax.main --config=configs/maze_trm.py
+  loopjax train --config=configs/maze_trm.py
 
 Source: arXiv 2510.04871, section 5 (Maze-Hard), on generated mazes
 (loopjax/data/maze). Presets:

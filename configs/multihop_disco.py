@@ -1,6 +1,6 @@
 """DiscoLoop on multi-hop facts: a discrete channel between loops.
 
-  python -m loopjax.main --config=configs/multihop_disco.py
+  loopjax train --config=configs/multihop_disco.py
 
 Source: arXiv 2607.00341, sections 3 and 5.1. The baselines are other models of
 the same config: `:model.name=looped` (the vanilla loop), `transformer` (K

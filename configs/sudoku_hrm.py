@@ -1,6 +1,6 @@
 """HRM on Sudoku: a slow and a fast network, with a one-step gradient.
 
-  python -m loopjax.main --config=configs/sudoku_hrm.py
+  loopjax train --config=configs/sudoku_hrm.py
 
 Source: arXiv 2506.21734 and the authors' code. A step is one segment of
 supervision: an example has up to model.num_loops segments. Presets:

@@ -1,6 +1,6 @@
 """TRM on Sudoku: a tiny network that improves its answer, segment by segment.
 
-  python -m loopjax.main --config=configs/sudoku_trm.py
+  loopjax train --config=configs/sudoku_trm.py
 
 Source: arXiv 2510.04871, section 5 and the authors' code. A step is one segment
 of supervision: an example has up to model.num_loops segments. Presets:

@@ -1,6 +1,6 @@
 """URM on Sudoku: one state, and an MLP that convolves neighbouring cells.
 
-  python -m loopjax.main --config=configs/sudoku_urm.py
+  loopjax train --config=configs/sudoku_urm.py
 
 Source: arXiv 2512.14693 and the authors' code. A step is one segment of
 supervision: an example has up to model.num_loops segments. Presets:

@@ -1,6 +1,6 @@
 """UTM on Sudoku: memory tokens and adaptive computation time.
 
-  python -m loopjax.main --config=configs/sudoku_utm.py
+  loopjax train --config=configs/sudoku_utm.py
 
 Source: arXiv 2604.21999, section 4.1. Presets:
 

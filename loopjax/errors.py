@@ -209,10 +209,10 @@ class Parser(argparse.ArgumentParser):
       return
     flag, value = match.groups()
     arguments = [action.metavar for action in self._actions]
-    if flag == "--workdir" and "WORKDIR" in arguments:
+    if flag == "--workdir" and "RUN" in arguments:
       raise UserError(
         "--workdir is for training commands; pass the run as an argument:"
-        f" {self.prog} {value or 'WORKDIR'}"
+        f" {self.prog} {value or 'RUN'}"
       )
     near = similar(self.meant.get(flag, flag), self._option_string_actions)
     raise UserError(f"unknown flag {flag!r}{near}")

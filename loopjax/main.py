@@ -1,6 +1,6 @@
 """Trains and evaluates a model.
 
-  python -m loopjax.main --config=FILE[:preset][,section.key=value...]
+  loopjax train --config=FILE[:preset][,section.key=value...]
 
 The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped; --extend continues one with more
@@ -40,7 +40,7 @@ MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  result = command_line.ConfigParser("python -m loopjax.main", __doc__ or "")
+  result = command_line.ConfigParser("loopjax train", __doc__ or "")
   result.add_argument(
     "--mode",
     choices=MODES,
@@ -241,7 +241,7 @@ def _check_source(
     section, _, name = key.partition(".")
     if section == "run" and of_run.get(name, value) != value:
       raise UserError(
-        f"--config.{key}={value} has no effect with --mode=eval; the run has"
+        f"--config.{key}={value} has no effect on a trained model; the run has"
         f" {of_run[name]!r}"
       )
 

@@ -53,7 +53,7 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # `configs/sudoku_utm.py` is the experiment: model, data, optimizer and steps.
 # The part after the colon on the command line is the argument here. The preset
 # `tiny` has 6x6 boards and 51,545 parameters; about half of its steps are
-# enough. `train.run` is what `python -m loopjax.main
+# enough. `train.run` is what `loopjax train
 # --config=configs/sudoku_utm.py` calls. If you run the cell again, it reports
 # that the run is complete, or resumes an interrupted run.
 
@@ -175,7 +175,7 @@ for row in zip(*panels, strict=True):
 # ## A larger board, without training
 #
 # The package includes trained models: use `zoo:NAME` in place of a run's
-# directory (`python -m loopjax.zoo list`). This one was trained on 9x9 boards
+# directory (`loopjax zoo list`). This one was trained on 9x9 boards
 # for 34 minutes; `loopjax play zoo:sudoku_nine` shows the same in the browser.
 # How many blanks of a hard puzzle are correct after each loop?
 
@@ -193,9 +193,9 @@ for k, digits in enumerate(found["digits"][:-1]):
 # %% [markdown]
 # ## Next steps
 #
-# * 9x9: `--config=configs/sudoku_utm.py:nine`, three quarters of an hour on two
-#   cores; `:paper` is the paper's scale and data.
-# * Do memory tokens matter? `python -m loopjax.sweep
-#   --config=configs/sudoku_utm.py --sweep=memory_curve`, then `python -m
-#   loopjax.report` on its folder, shows our numbers beside the paper's Table 3.
+# * 9x9: `--config=configs/sudoku_utm.py:nine`, half an hour to an hour on a
+#   core; `:paper` is the paper's scale and data.
+# * Do memory tokens matter? `loopjax sweep
+#   --config=configs/sudoku_utm.py --sweep=memory_curve`, then `loopjax report`
+#   on its folder, shows our numbers beside the paper's Table 3.
 # * Another halting rule: [notebook 7](7_your_own.ipynb).

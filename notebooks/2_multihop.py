@@ -201,7 +201,7 @@ show([draw.save(figure, pictures / "intervention.png")])
 # %% [markdown]
 # ## Next steps
 #
-# * `python -m loopjax.analysis.multihop WORKDIR` does all of this for a run,
+# * `loopjax analysis RUN` does all of this for a run,
 #   and causal patching.
 # * DiscoLoop makes the fix part of the model: between the loops it mixes the
 #   state with the embedding of the tokens that it decodes to (equations 4 and

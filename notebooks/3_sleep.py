@@ -221,4 +221,4 @@ for name, change in {
 #   has three seeds of both.
 # * Sliding windows, gradients through fewer passes, fixed points:
 #   `model.eviction`, `model.num_with_gradient`, `model.implicit_terms`.
-# * Memory inserted into a trained looped model: `docs/insertion.md`.
+# * Memory inserted into a trained looped model: `docs/families/sleep.md`.

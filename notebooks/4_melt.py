@@ -276,8 +276,8 @@ print(memory.table_2().split("\n\n")[0])
 # %% [markdown]
 # ## Next steps
 #
-# * All of this in one command, at the preset's size: `python -m loopjax.sweep
+# * All of this in one command, at the preset's size: `loopjax sweep
 #   --config=configs/lm_melt.py --sweep=pipeline`; the effect of each part
 #   (table 4): `--sweep=components`.
-# * From published weights: import Ouro (`python -m loopjax.hub import`), then
+# * From published weights: import Ouro (`loopjax hub import`), then
 #   `--config=configs/lm_melt.py:paper,run.init_from=runs/ouro`.

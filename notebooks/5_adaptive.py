@@ -224,6 +224,6 @@ show(adaptive.draw_exits(evaluated))
 # ## Next steps
 #
 # * The paper's ten models, with and without loops and banks, at equal
-#   parameters and FLOPs: `python -m loopjax.sweep
+#   parameters and FLOPs: `loopjax sweep
 #   --config=configs/lm_adaptive.py --sweep=table_1`.
 # * A penalty on iterations (equation 11): `model.ponder_weight=0.01`.

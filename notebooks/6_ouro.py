@@ -309,7 +309,7 @@ for n in range(loops):
 #
 # ## Next steps
 #
-# * In the terminal: `python -m loopjax.generate runs/lm_looped
+# * In the terminal: `loopjax generate runs/lm_looped
 #   --prompt='It was' --exit_threshold=0.5 --report`; with the published weights
 #   `--hub=FOLDER --chat`.
 # * Training only the gate, on the improvement by each loop (section 3.4):

@@ -327,6 +327,6 @@ display(Image(filename=workdir / "thresholds.png"))
 # `docs/howto/model.md` has the steps: the family in
 # `loopjax/models/confident.py`, its line in `MODELS`,
 # `configs/sudoku_confident.py`, a row in `docs/papers.md`. Then every command
-# supports it: `python -m loopjax.main --config=configs/sudoku_confident.py`,
+# supports it: `loopjax train --config=configs/sudoku_confident.py`,
 # `--mode=eval --config.eval.execution=while`, sweeps, reports, meshes and
 # checkpoints.

@@ -261,12 +261,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     description="Gradients and Jacobians of the loops of MELT and LoopLM.",
   )
   parser.add_argument(
-    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="RUN", help="runs"
   )
   parser.add_argument(
     "--out",
     type=pathlib.Path,
-    help="where to write [analysis in the first WORKDIR]",
+    help="where to write [analysis in the first RUN]",
   )
   parser.add_argument(
     "--texts", type=int, default=32, help="number of test texts [32]"

@@ -115,7 +115,7 @@ def _draw_puzzle(
   handles = [
     patches.Patch(color=_GIVEN, label="given"),
     patches.Patch(color=_RIGHT, label="right"),
-    patches.Patch(color=_WRONG, label="wrong"),
+    patches.Patch(color=_WRONG, label="wrong, underlined"),
   ]
   figure.legend(
     handles=handles,
@@ -153,7 +153,10 @@ def _board_states(
 
 
 def _draw_state(axes, board, givens, answer, state: BoardState) -> None:
-  """Correct cells green, wrong ones red, stronger with higher confidence."""
+  """Correct cells green, wrong ones red, stronger with higher confidence.
+
+  Wrong digits are underlined: some readers cannot tell the colours apart.
+  """
   right = state.digits == answer
   chance = 1 / board.size
   strength = np.clip((state.confidence - chance) / (1 - chance), 0, 1)
@@ -163,6 +166,9 @@ def _draw_state(axes, board, givens, answer, state: BoardState) -> None:
     colors[cell] = (*colors_lib.to_rgb(base), 0.08 + 0.57 * strength[cell])
   colors[right & (givens > 0)] = colors_lib.to_rgba(_GIVEN)
   _draw_board(axes, board, state.digits, colors, givens > 0)
+  wrong = np.flatnonzero(~right)
+  left, bottom = (np.asarray(x)[wrong] for x in (board.column, board.row))
+  axes.hlines(bottom + 0.85, left + 0.36, left + 0.64, "black", linewidth=1.2)
   blank = givens <= 0
   number = f"{int(right[blank].sum())} of {int(blank.sum())} blanks correct"
   result = "solved" if right.all() else number

@@ -154,7 +154,7 @@ def _size(tree: Any) -> int:
 _DESCRIBED = re.compile(r"^  (\w+) +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
 _TOO_LONG = 10 * 365 * 86_400  # Seconds.
 _USAGE = """\
-python -m loopjax.main --config=FILE[:preset][,section.key=value...]
+loopjax train --config=FILE[:preset][,section.key=value...]
 
 The default preset is :tiny. Times are rough: counted FLOPs divided by this
 machine's current rate of matrix products."""
@@ -179,7 +179,7 @@ def _config(path: pathlib.Path) -> str:
       )
       long = seconds > _TOO_LONG
       time = "too long" if long else machine.duration(seconds)
-      lines.append(_wrapped(f"  :{name}", f"{time} here. {text}", 12))
+      lines.append(_wrapped(f"  :{name}", f"{time} here; {text}", 12))
   return "\n".join(lines)
 
 

@@ -363,8 +363,8 @@ def config_of_run(
     recorded = workdir_lib.read_json(path)
     if "model_type" in recorded:
       raise UserError(
-        "is a Hugging Face Hub folder; import it with python -m loopjax.hub "
-        f"import {workdir} WORKDIR"
+        "is a Hugging Face Hub folder; import it with loopjax hub "
+        f"import {workdir} RUN"
       )
     for section, names in NAMES.items():
       names.register_recorded(recorded[section])

@@ -110,9 +110,9 @@ class Eval:
     num_loops: number of loops; 0 for the trained number.
     execution: how the loop is executed: "scan", or "while", which stops when
       every token has halted, in models that halt.
-    split: the split that --mode=eval scores: "test", or "validation" for model
-      selection.
-    checkpoint: the checkpoint that --mode=eval reads: "newest", "best" by
+    split: the split that `loopjax score` scores: "test", or "validation" for
+      model selection.
+    checkpoint: the checkpoint that `loopjax score` reads: "newest", "best" by
       run.best_metric, or its step.
     depth_factor: scores by depth, and their figure, extend to this multiple of
       the trained number of loops; 0 for none.

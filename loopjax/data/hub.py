@@ -75,7 +75,7 @@ def _ask(url: str, instead: str, function: Callable[[Any], Any]) -> Any:
   except ImportError:
     raise UserError(
       f"{url}: needs the package huggingface_hub; install it with pip install "
-      f"huggingface_hub, or {instead}"
+      f"'loopjax[hub]', or {instead}"
     ) from None
   try:
     return function(huggingface_hub)

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.eval WORKDIR... --tasks=FILE,...`."""
+"""Command line: `loopjax eval RUN... --tasks=FILE,...`."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -198,14 +198,14 @@ def _row(
 def main(argv: list[str] | None = None) -> int:
   """Scores runs on tasks and prints a table; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.eval",
+    prog="loopjax eval",
     description=(
       "Scores language models on OLMES request files: bits per byte and"
-      " accuracy. Writes WORKDIR/eval/TASK.json and TASK.items.jsonl."
+      " accuracy. Writes RUN/eval/TASK.json and TASK.items.jsonl."
     ),
   )
   parser.add_argument(
-    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="RUN", help="runs"
   )
   parser.add_argument(
     "--tasks", default="", help="request files, or file names in --folder"

@@ -1,8 +1,8 @@
 """Command line: does a config fit into the memory of an absent machine?
 
-  python -m loopjax.fit --config=FILE[:preset] --topology=v5e:16x16
-  python -m loopjax.fit --config=FILE[:preset] --topology=h200:1 --time
-  python -m loopjax.fit --config=FILE[:preset] --topology=v5e:1x1 --generate
+  loopjax fit --config=FILE[:preset] --topology=v5e:16x16
+  loopjax fit --config=FILE[:preset] --topology=h200:1 --time
+  loopjax fit --config=FILE[:preset] --topology=v5e:1x1 --generate
 
 The first compiles the train step; the second also ranks its operations by their
 minimum time; the third compiles the programs that generate texts.
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  result = command_line.ConfigParser("python -m loopjax.fit", __doc__ or "")
+  result = command_line.ConfigParser("loopjax fit", __doc__ or "")
   result.add_argument(
     "--topology",
     metavar="NAME",

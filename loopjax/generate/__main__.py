@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.generate WORKDIR --prompt=TEXT`."""
+"""Command line: `loopjax generate RUN --prompt=TEXT`."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ from loopjax.run import user_cache
 def main(argv: list[str] | None = None) -> int:
   """Generates text in the terminal; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.generate",
+    prog="loopjax generate",
     description="Continues a text with a language model, or chats with it.",
   )
   source.add_flags(parser)

@@ -47,12 +47,12 @@ class ModelFlags(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds WORKDIR, and the flags that commands that generate text share."""
+  """Adds RUN, and the flags that commands that generate text share."""
   parser.add_argument(
     "workdir",
     type=pathlib.Path,
     nargs="?",
-    metavar="WORKDIR",
+    metavar="RUN",
     help="a run (or use --hub)",
   )
   parser.add_argument(
@@ -124,9 +124,7 @@ def pop_flags(options: dict[str, Any]) -> ModelFlags:
 def check(flags: ModelFlags, *, chat: bool = False) -> None:
   """Raises UserError for flags that contradict each other or a chat."""
   if (flags.workdir is None) == (flags.hub is None):
-    raise UserError(
-      "pass either WORKDIR (a run) or --hub=FOLDER (a downloaded folder)"
-    )
+    raise UserError("pass either RUN or --hub=FOLDER (a downloaded folder)")
   if flags.workdir and flags.dtype:
     raise UserError("--dtype has no effect without --hub")
   if chat and flags.bos is not None:

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.hub import|export|retrofit|card|...`."""
+"""Command line: `loopjax hub import|export|retrofit|card|...`."""
 
 import pathlib
 from typing import Any
@@ -12,7 +12,7 @@ from loopjax.run.checkpoints import quantized
 
 def _parser() -> Parser:
   parser = Parser(
-    prog="python -m loopjax.hub",
+    prog="loopjax hub",
     description=(
       "Imports a downloaded Hugging Face Hub folder (config.json,"
       " tokenizer.json, safetensors) into a work directory; exports such a"
@@ -23,7 +23,7 @@ def _parser() -> Parser:
   commands = parser.add_subparsers(dest="command", required=True)
   reads = commands.add_parser("import", help="import a folder or a GGUF file")
   reads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-  reads.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  reads.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   reads.add_argument(
     "--dtype",
     choices=convert.PRECISIONS,
@@ -39,7 +39,7 @@ def _parser() -> Parser:
   writes = commands.add_parser(
     "export", help="export a work directory to a folder"
   )
-  writes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  writes.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   writes.add_argument("--layout", choices=convert.LAYOUTS, required=True)
   writes.add_argument(
@@ -63,7 +63,7 @@ def _parser() -> Parser:
   describes = commands.add_parser(
     "card", help="write a model card into an exported folder"
   )
-  describes.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  describes.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   describes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   _add_retrofit(commands)
   _add_quantize(commands)
@@ -86,7 +86,7 @@ def _add_retrofit(commands: Any) -> None:
     metavar="SOURCE",
     help="a work directory, or a folder of the Hub",
   )
-  loops.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  loops.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   loops.add_argument(
     "--core",
     required=True,
@@ -121,7 +121,7 @@ def _add_quantize(commands: Any) -> None:
     metavar="SOURCE",
     help="a work directory, zoo:NAME, or a folder of the Hub",
   )
-  small.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
+  small.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   small.add_argument("--weights", choices=quantized.WEIGHTS, required=True)
   small.add_argument(
     "--dtype",

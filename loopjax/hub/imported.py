@@ -32,12 +32,12 @@ def run_of(where: str, *, alone: bool = True) -> str:
     if pathlib.Path(origin).resolve() != path.resolve():
       raise UserError(
         f"{where}: {workdir} contains another model; import it"
-        f" elsewhere: python -m loopjax.hub import {where} WORKDIR"
+        f" elsewhere: loopjax hub import {where} RUN"
       )
     return str(workdir)
   if not alone:
     raise UserError(
-      f"{where}: import it before processes start: python -m loopjax.hub"
+      f"{where}: import it before processes start: loopjax hub"
       f" import {where} {workdir}"
     )
   convert.import_folder(path, workdir)

@@ -26,8 +26,8 @@ def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
     raise UserError(f"{repository}: expected OWNER/NAME")
   if not (folder / card.FILE).is_file():
     raise UserError(
-      f"{folder}: contains no {card.FILE}; write it with python -m loopjax.hub"
-      f" card WORKDIR {folder}"
+      f"{folder}: contains no {card.FILE}; write it with loopjax hub"
+      f" card RUN {folder}"
     )
   if not (folder / "config.json").is_file():
     raise UserError(f"{folder}: contains no config.json")

@@ -191,7 +191,9 @@ def _warmed_once(config: Config, num_steps: int) -> optax.Schedule:
   warmup = config.warmup_steps
   if warmup >= num_steps and config.schedule in ("cosine", "linear"):
     raise UserError(
-      f"optim.warmup_steps={warmup} must be less than run.num_steps={num_steps}"
+      f"optim.warmup_steps={warmup} must be less than"
+      f" run.num_steps={num_steps}",
+      (Moot("optim.warmup_steps", num_steps // 10, ("run.num_steps",)),),
     )
   if config.schedule == "cosine":
     return optax.warmup_cosine_decay_schedule(

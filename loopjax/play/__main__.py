@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.play WORKDIR`."""
+"""Command line: `loopjax play RUN`."""
 
 import argparse
 import contextlib
@@ -19,15 +19,13 @@ _HOST = "127.0.0.1"
 def main(argv: list[str] | None = None) -> int:
   """Serves the page of a run, or writes it; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.play",
+    prog="loopjax play",
     description=(
       "Shows in the browser what a trained model predicts after each loop: for"
       " a puzzle, a text, a multi-hop question or a cycle."
     ),
   )
-  parser.add_argument(
-    "workdir", type=pathlib.Path, metavar="WORKDIR", help="a run"
-  )
+  parser.add_argument("workdir", type=pathlib.Path, metavar="RUN", help="a run")
   parser.add_argument(
     "--prompt",
     action="append",

@@ -1,1 +1,1 @@
-"""Our results next to the papers': `python -m loopjax.report WORKDIR`."""
+"""Our results next to the papers': `loopjax report RUN`."""

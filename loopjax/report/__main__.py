@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.report WORKDIR...`."""
+"""Command line: `loopjax report RUN...`."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ from loopjax.run import zoo
 def main(argv: list[str] | None = None) -> int:
   """Writes the report and prints its paths; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.report",
+    prog="loopjax report",
     description="Writes report.html, report.md and report.csv, and papers.csv"
     " for sweeps of papers.",
   )
@@ -20,11 +20,11 @@ def main(argv: list[str] | None = None) -> int:
     "workdirs",
     nargs="+",
     type=pathlib.Path,
-    metavar="WORKDIR",
+    metavar="RUN",
     help="a run, a sweep, a folder of these, or zoo:NAME",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, help="output folder [the only WORKDIR]"
+    "--out", type=pathlib.Path, help="output folder [the only RUN]"
   )
   arguments = parser.parse_args(argv)
   workdirs, out = arguments.workdirs, arguments.out

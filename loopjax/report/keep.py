@@ -1,11 +1,11 @@
-"""Command line: `loopjax.report.keep WORKDIR... --out=NAME.runs.json`.
+"""Command line: `python -m loopjax.report.keep RUN... --out=NAME.runs.json`.
 
 Stores the parts of runs that a report needs, a few KiB each, in one file that
 can be committed: config, summary without training scores, evaluations, numbers
-of figures, the results of `loopjax.eval` and `loopjax.eval.answers` on
-benchmarks, and those of `loopjax.analysis.multihop`. The report can then be
-rebuilt without the runs. With --sweep they are one table: seeds are averaged,
-and rows compared with a paper's. Runs are added to an existing file.
+of figures, the results of `loopjax eval` and `loopjax answers` on benchmarks,
+and those of `loopjax analysis`. The report can then be rebuilt without the
+runs. With --sweep they are one table: seeds are averaged, and rows compared
+with a paper's. Runs are added to an existing file.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     "workdirs",
     nargs="*",
     type=pathlib.Path,
-    metavar="WORKDIR",
+    metavar="RUN",
     help="a run that is complete; omit it to edit the description in an"
     " existing file",
   )
@@ -114,7 +114,7 @@ def keep(
   before = workdir_lib.read_json(out) if out.exists() else {}
   kept = _kept(out, before, sweep or "")
   if not workdirs and not kept:
-    raise UserError(f"{out}: contains no runs, and no WORKDIR was passed")
+    raise UserError(f"{out}: contains no runs, and no RUN was passed")
   chosen_for = chosen_for and list(chosen_for)
   said = {"title": title, "verdict": verdict, "chosen_for": chosen_for}
   for flag, value in said.items():

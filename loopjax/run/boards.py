@@ -127,7 +127,7 @@ def check(wandb_project: str) -> None:
   if wandb_project and importlib.util.find_spec("wandb") is None:
     raise UserError(
       f"run.wandb_project={wandb_project!r} needs the package wandb:"
-      " pip install wandb"
+      " pip install 'loopjax[wandb]'"
     )
 
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.serve WORKDIR`."""
+"""Command line: `loopjax serve RUN`."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ _PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 def main(argv: list[str] | None = None) -> int:
   """Serves a model over HTTP; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.serve",
+    prog="loopjax serve",
     description=(
       "Serves a language model through an OpenAI-compatible API:"
       " /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     type=pathlib.Path,
     action="append",
     default=[],
-    metavar="WORKDIR",
+    metavar="RUN",
     help="another run to serve, with its evaluation settings; may be repeated",
   )
   parser.add_argument(

@@ -1,6 +1,6 @@
 """Runs a named sweep of a config file, one or --jobs=N runs at a time.
 
-  python -m loopjax.sweep --config=FILE[:preset] --sweep=NAME
+  loopjax sweep --config=FILE[:preset] --sweep=NAME
 
 Its runs are written to runs/<config>[-<preset>]-<sweep>, or to --workdir=DIR.
 Complete runs are skipped and interrupted ones resumed, so that the same command
@@ -25,7 +25,7 @@ from loopjax.sweep import runner
 
 def parser() -> command_line.ConfigParser:
   """The parser of the command line."""
-  result = command_line.ConfigParser("python -m loopjax.sweep", __doc__ or "")
+  result = command_line.ConfigParser("loopjax sweep", __doc__ or "")
   result.importer = _imported
   result.add_argument(
     "--sweep", metavar="NAME", help="a sweep that the config defines"

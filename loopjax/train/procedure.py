@@ -226,7 +226,9 @@ def _admit(
     _check_extension(settings, workdir)
   for name in ("checkpoint", "split"):
     if getattr(settings.eval, name) != getattr(settings_lib.Eval(), name):
-      raise UserError(f"eval.{name} has no effect without --mode=eval")
+      raise UserError(
+        f"eval.{name} has no effect in training; loopjax score reads it"
+      )
   if settings.plain["model"].get("precision") == "bfloat16_params":
     raise UserError(
       "model.precision='bfloat16_params' is for inference only: rounding would"
@@ -291,7 +293,7 @@ def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
     if before.get(name, value) != value:
       raise UserError(
         f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
-        f" --mode=eval to score it with {value!r}"
+        f" loopjax score to score it with {value!r}"
       )
 
 

@@ -1,5 +1,5 @@
 """Shows runs in the terminal: curves, loops, throughput and time left.
 
-`python -m loopjax.watch WORKDIR...` follows running or finished runs. `runs`
+`loopjax watch RUN...` follows running or finished runs. `runs`
 parses work directories; `frame` lays out plots in Braille characters.
 """

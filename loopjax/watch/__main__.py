@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.watch WORKDIR...`."""
+"""Command line: `loopjax watch RUN...`."""
 
 import math
 import pathlib
@@ -18,14 +18,14 @@ from loopjax.watch import frame, runs
 def main(argv: list[str] | None = None) -> int:
   """Shows runs until all have ended; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.watch",
+    prog="loopjax watch",
     description=(
       "Shows loss, scores, loops, throughput and remaining time of runs until"
       " all have ended or Ctrl-C. Prints one frame if output is not a terminal."
     ),
   )
   parser.add_argument(
-    "workdirs", type=pathlib.Path, nargs="+", metavar="WORKDIR", help="runs"
+    "workdirs", type=pathlib.Path, nargs="+", metavar="RUN", help="runs"
   )
   parser.add_argument(
     "--once", action="store_true", help="print one frame and exit"

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.zoo [list|export]`."""
+"""Command line: `loopjax zoo [list|export]`."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ from loopjax.zoo import entries
 def main(argv: list[str] | None = None) -> int:
   """Lists or makes entries; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.zoo",
+    prog="loopjax zoo",
     description=(
       "Trained models that come with loopjax. Commands that load a run, such"
       " as play, score, generate and serve, accept zoo:NAME."

@@ -11,7 +11,8 @@ from tests_support import crossing
 from loopjax.analysis import depth, figures
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import sudoku as pictures
-from loopjax.analysis.plots import series
+from loopjax.analysis.plots import draw, series
+from loopjax.data.sudoku import board as board_lib
 from loopjax.run import workdir as workdir_lib
 
 pytestmark = pytest.mark.usefixtures("sketches")
@@ -173,6 +174,22 @@ def test_the_hard_puzzle_is_chosen(tmp_path):
   assert pictures.choose(evaluated._replace(output=all_solved))[1] is None
   none_solved = output._replace(logits=np.zeros_like(logits))
   assert pictures.choose(evaluated._replace(output=none_solved))[1] is not None
+
+
+def test_wrong_digits_are_underlined():
+  """Red and green look the same to some readers."""
+  board = board_lib.Board(2, 2)
+  answer = np.tile([1, 2, 3, 4], 4)
+  said = answer.copy()
+  said[[5, 14]] = 3, 1
+  axes = draw.new(2, 2).subplots()
+  state = pictures.BoardState("", said, np.ones(16))
+  pictures._draw_state(axes, board, np.zeros(16, int), answer, state)
+  (lines,) = (
+    c.get_segments() for c in axes.collections if c.get_linewidth() == 1.2
+  )
+  cells = [(int(line[0][1]), int(line[0][0])) for line in lines]
+  assert cells == [(1, 1), (3, 2)]
 
 
 def test_nothing_is_drawn_of_a_failure_that_is_not_there(tmp_path):

@@ -119,7 +119,7 @@ def test_a_full_disk_behind_the_output_is_named(word):
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):
   """For a real module: the flags are the module's own."""
   assert start(monkeypatch, "report", "--help") == 0
-  assert "python -m loopjax.report" in capsys.readouterr().out
+  assert "loopjax report" in capsys.readouterr().out
 
 
 def test_what_needs_no_model_imports_no_jax(tmp_path):

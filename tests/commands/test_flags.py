@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from loopjax import __main__ as console
 from loopjax import errors, sections
 from loopjax.commands import command_line
 from loopjax.run import zoo
@@ -34,6 +35,14 @@ class Made(Exception):
   """Raised when a command has created its parser."""
 
 
+def _called(name: str) -> str:
+  """How a command is called: by its word, if it has one."""
+  words = {modules[0]: word for word, modules in console._WORDS.items()}
+  if word := words.get(f"loopjax.{name}"):
+    return f"loopjax {word}"
+  return f"python -m loopjax.{name}"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_same_flags_for_the_same(name, monkeypatch):
   def stop(parser, *_):
@@ -44,11 +53,11 @@ def test_the_same_flags_for_the_same(name, monkeypatch):
   with pytest.raises(Made) as made:
     command.main([])
   parser = made.value.args[0]
-  assert parser.prog == f"python -m loopjax.{name.removesuffix('.__main__')}"
+  assert parser.prog == _called(name)
   assert parser.description.endswith(".")
   runs = [a for a in parser._actions if not a.option_strings]
   (run,) = runs
-  assert run.metavar == "WORKDIR" and re.match(r"a run\b|runs$", run.help)
+  assert run.metavar == "RUN" and re.match(r"a run\b|runs$", run.help)
   flags = {a.dest: a.help for a in parser._actions if a.option_strings}
   assert not OTHERS & set(flags)
   for flag, said in flags.items():
@@ -63,7 +72,7 @@ def test_the_run_has_no_flag(name, capsys):
   assert command.main(["--workdir=runs/a"]) == 2
   assert capsys.readouterr().err == (
     "error: --workdir is for training commands; pass the run as an argument:"
-    f" python -m loopjax.{name.removesuffix('.__main__')} runs/a\n"
+    f" {_called(name)} runs/a\n"
   )
 
 

@@ -35,8 +35,8 @@ def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
     next(line for line in lines if line.startswith(f"  :{name}"))
     for name in ("tiny", "paper")
   )
-  assert tiny.startswith("  :tiny     4 minutes here. 6x6 boards")
-  assert "days here. 59,872 steps" in paper
+  assert tiny.startswith("  :tiny     4 minutes here; 6x6 boards")
+  assert "days here; 59,872 steps" in paper
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert main(f"{BARE}:smoke", there, "--mode=eval", seed) == 2
   said = capsys.readouterr().err
   assert said == (
-    "error: --config.run.seed=7 has no effect with --mode=eval; the run has 0\n"
+    "error: --config.run.seed=7 has no effect on a trained model; the run has"
+    " 0\n"
   )
 
 
@@ -240,7 +241,7 @@ def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
   assert capsys.readouterr() == ("", missing)
   assert command(main_lib.main, "--list") == 0
   said = capsys.readouterr().out
-  assert said.startswith("python -m loopjax.main --config=FILE")
+  assert said.startswith("loopjax train --config=FILE")
   assert "\nconfigs/sudoku_utm.py: " in said
 
 

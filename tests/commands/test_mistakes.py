@@ -92,8 +92,8 @@ MISTAKES = {
     (["zoo:novels", "--num_tokens=5"], "did you mean '--max_new_tokens'?"),
   ],
   "serve": [
-    ([], "pass either WORKDIR (a run) or --hub=FOLDER"),
-    (["a", "--hub=b"], "pass either WORKDIR (a run) or"),
+    ([], "pass either RUN or --hub=FOLDER"),
+    (["a", "--hub=b"], "pass either RUN or"),
     (["a", "--dtype=float32"], "--dtype has no effect"),
     (["--hub=a", "--checkpoint=3"], "--checkpoint has no effect"),
     (["--slots=0", "a"], "--slots=0 must be at least 1"),
@@ -111,7 +111,7 @@ MISTAKES = {
     (["a", "--colour=red"], "unknown flag '--colour'"),
   ],
   "watch": [
-    ([], "WORKDIR"),
+    ([], "RUN"),
     (["nowhere"], "nowhere contains no run"),
     (["nowhere", "--every=0"], "--every=0 must be"),
     (["nowhere", "--every=nan"], "--every=nan must be"),
@@ -129,7 +129,7 @@ MISTAKES = {
     (["export", "missing", "out", "--layout=ouro"], "missing"),
     (["export", "missing", "out", "--layout=gpt2"], "gpt2"),
     (["export", "--layot=ouro"], "unknown flag '--layot'; did you mean"),
-    (["export", "--workdir", "a"], "python -m loopjax.hub export WORKDIR"),
+    (["export", "--workdir", "a"], "loopjax hub export RUN"),
     (["push", "--workdir=a"], "unknown flag '--workdir'"),
   ],
   "play": [

@@ -142,6 +142,7 @@ def test_a_rate_names_what_it_applies_to():
     ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
     ("lm_melt", "tiny,model.gate=last", "optim.rates", []),
     ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
+    ("sudoku_utm", "tiny,run.num_steps=60", "optim.warmup_steps", 6),
   ],
 )  # fmt: skip
 def test_what_gives_way(name, arg, key, value, capsys):
@@ -184,6 +185,8 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
      "eval.depth_factor=4: num_loops=48 must be 1 to 12"),
     ("sudoku_utm", "model.name=adaptive,model.norm=derf_utm",
      "model.norm='derf_utm' is not one of"),
+    ("sudoku_utm", "run.num_steps=60,optim.warmup_steps=60",
+     "optim.warmup_steps=60 must be less than run.num_steps=60"),
     # What only the user set does nothing beside the preset's.
     ("maze_trm", "model.num_heads=4",
      "num_heads has no effect while model.mixer='mlp'"),

@@ -47,7 +47,7 @@ def test_every_config_has_the_presets_and_says_what_they_are(name):
   names = namespace(name)
   needed = {"gpu", "paper"} if "arXiv" in names["__doc__"] else set()
   assert {"tiny", "smoke", *needed} <= names["PRESETS"].keys()
-  command = f"\n  python -m loopjax.main --config=configs/{name}.py\n"
+  command = f"\n  loopjax train --config=configs/{name}.py\n"
   assert command in names["__doc__"]
   for preset in names["PRESETS"]:
     assert f"\n  {preset:7} " in names["__doc__"]

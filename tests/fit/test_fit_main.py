@@ -1,4 +1,4 @@
-"""The command: `python -m loopjax.fit`."""
+"""The command: `loopjax fit`."""
 
 import json
 import os

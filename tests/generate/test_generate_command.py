@@ -135,13 +135,13 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-  (("--prompt=a",), "pass either WORKDIR (a run) or --hub=FOLDER"),
+  (("--prompt=a",), "pass either RUN or --hub=FOLDER"),
   (("{run}",), "pass one of --prompt=TEXT, --prompts=FILE and --chat"),
   (("{run}", "--prompt=a", "--prompts=b"), "pass one of --prompt=TEXT"),
   (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
   (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),
   (("{run}", "--prompt=a", "--prefix_mib=-1"), "--prefix_mib=-1 must be at"),
-  (("{run}", "--hub=x", "--prompt=a"), "pass either WORKDIR"),
+  (("{run}", "--hub=x", "--prompt=a"), "pass either RUN"),
   (("{run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
   (("{run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
   (("{run}", "--prompt=a", "--samples=0"), "--samples=0"),

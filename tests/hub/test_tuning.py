@@ -116,7 +116,7 @@ def test_what_cannot_be_imported_is_named(name, argument, message):
 
 
 def test_other_commands_name_the_way_for_a_folder(folder):
-  with refused("is a Hugging Face Hub folder; import it with python -m loopj"):
+  with refused("is a Hugging Face Hub folder; import it with loopjax hub"):
     config_of(folder)
 
 

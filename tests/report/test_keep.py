@@ -161,7 +161,7 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   assert '"verdict": "same direction"' in path.read_text()
   capsys.readouterr()
   assert keep.main([f"--out={out / 'new.runs.json'}", "--sweep=x"]) == 2
-  assert "contains no runs, and no WORKDIR" in capsys.readouterr().err
+  assert "contains no runs, and no RUN" in capsys.readouterr().err
   assert keep.main([*words[:2], "--verdict=yes"]) == 2
 
 

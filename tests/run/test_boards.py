@@ -135,7 +135,9 @@ def test_a_missing_package_is_said_before_anything_is_written(
   tmp_path, monkeypatch
 ):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(UserError, match="run.wandb_project='x' .*pip install wa"):
+  with pytest.raises(
+    UserError, match=r"run.wandb_project='x' .*'loopjax\[wandb"
+  ):
     train.run(smoke(run__wandb_project="x"), tmp_path / "run", "train")
   assert not (tmp_path / "run").exists()
 

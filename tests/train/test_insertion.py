@@ -1,4 +1,4 @@
-"""Memory inserted into a trained looped model, as in docs/insertion.md."""
+"""Memory inserted into a trained looped model, as on the page of Sleep."""
 
 import re
 

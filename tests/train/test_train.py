@@ -219,7 +219,7 @@ def test_a_finished_run_is_not_run_again(finished, capsys):
 
 
 def test_a_finished_run_is_not_scored_otherwise(finished):
-  with pytest.raises(UserError, match="eval.num_loops=0; use --mode=eval"):
+  with pytest.raises(UserError, match="eval.num_loops=0; use loopjax score"):
     train.run(smoke(eval__num_loops=5), finished, "train_and_eval")
 
 

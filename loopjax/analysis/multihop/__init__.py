@@ -1,6 +1,6 @@
 """Analyses of the states between loops of models of multi-hop questions.
 
-`python -m loopjax.analysis.multihop WORKDIR` applies to a run the analyses that
+`loopjax analysis RUN` applies to a run the analyses that
 DiscoLoop (arXiv 2607.00341, sections 3.2 and 5.1) applies to the vanilla loop
 (accuracy after every loop, logit lens, cosines, intervention), and causal
 patching.

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.analysis.multihop WORKDIR`.
+"""Command line: `loopjax analysis RUN`.
 
 Runs all analyses in order and reports those that do not apply.
 """
@@ -47,17 +47,15 @@ _TRACES = ("hidden", "prediction")
 def main(argv: list[str] | None = None) -> int:
   """Analyses a run, prints tables and file paths; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.analysis.multihop",
+    prog="loopjax analysis",
     description=(
       "Analyses the states between the loops of a multi-hop run at its newest "
       "checkpoint. Loops are numbered from 1, positions from 0."
     ),
   )
+  parser.add_argument("workdir", type=pathlib.Path, metavar="RUN", help="a run")
   parser.add_argument(
-    "workdir", type=pathlib.Path, metavar="WORKDIR", help="a run"
-  )
-  parser.add_argument(
-    "--out", type=pathlib.Path, help="where to write [WORKDIR/analysis]"
+    "--out", type=pathlib.Path, help="where to write [RUN/analysis]"
   )
   parser.add_argument(
     "--limit", type=int, default=0, help="number of questions [all]"

@@ -1,4 +1,4 @@
-"""Command line: `python -m loopjax.eval.answers WORKDIR --questions=FILE`.
+"""Command line: `loopjax answers RUN --questions=FILE`.
 
 With --samples=16 --k=1,10 --temperature=1 --top_p=0.7 these are the scores of
 MELT's table 1 and, with --cache_kind, of its table 5 (arXiv 2605.07721).
@@ -521,7 +521,7 @@ def _check(options: Options) -> tuple[int, ...]:
 def main(argv: list[str] | None = None) -> int:
   """Generates answers and prints scores; returns the exit status."""
   parser = Parser(
-    prog="python -m loopjax.eval.answers",
+    prog="loopjax answers",
     description=(
       "Generates a language model's answers to questions and scores them with"
       " pass@k. Run again, the command resumes with the missing answers."
@@ -568,7 +568,7 @@ def main(argv: list[str] | None = None) -> int:
     help="number of answers generated in parallel [16]",
   )
   parser.add_argument(
-    "--out", type=pathlib.Path, help="output folder [WORKDIR/eval]"
+    "--out", type=pathlib.Path, help="output folder [RUN/eval]"
   )
   text_flags.add_flags(parser)
   options = vars(parser.parse_args(argv))

@@ -284,7 +284,7 @@ _LANGUAGE_SWEEPS = {
     caveats=(
       "The paper's scores are zero-shot, of lm-evaluation-harness: normalised"
       " accuracy except for LAMBADA and RACE. Ours come from"
-      " `python -m loopjax.eval` and are not in this table.",
+      " `loopjax eval` and are not in this table.",
       "The paper only plots smoothed training losses; these are quotes from"
       " section 5.3 and appendix B.",
     ),

@@ -155,7 +155,7 @@ _SWEEPS = {
   ),
   "decoding": Sweep(
     title="Training by chunks, decoding token by token",
-    source="ours; the paper trains and decodes by chunks of 500",
+    source="ours; the paper trains by chunks of 500, and decodes by token",
     columns=(BITS, _AGREES),
     panels=(BITS_IN_TRAINING,),
     caveats=(

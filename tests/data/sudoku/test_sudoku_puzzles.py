@@ -326,7 +326,7 @@ def test_hub_without_the_package(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   fails(
     "hf://o/n/a.csv",
-    "pip install huggingface_hub",
+    "pip install 'loopjax[hub]'",
     "--config.task.train_csv=FILE",
   )
 
