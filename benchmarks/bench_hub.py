@@ -4,7 +4,7 @@
 
 Writes a folder of the Hub with the tensors of a preset of configs/lm_looped.py,
 random numbers in bfloat16, and imports it in separate processes: "read" is what
-`loopjax.generate --hub` does, "import" is `loopjax.hub import`, which also
+`loopjax generate FOLDER` does, "import" is `loopjax.hub import`, which also
 writes a checkpoint. "peak" is the process's peak memory (VmHWM), and the memory
 before the import, as multiples of the safetensors' size.
 """

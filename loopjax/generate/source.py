@@ -25,8 +25,7 @@ PREFIX_MIB = 64
 class ModelFlags(NamedTuple):
   """The flags of `add_flags`: the model, and how the engine runs it."""
 
-  workdir: pathlib.Path | None = None
-  hub: pathlib.Path | None = None
+  folder: pathlib.Path
   dtype: str | None = None
   checkpoint: int | None = None
   num_loops: int | None = None
@@ -39,33 +38,24 @@ class ModelFlags(NamedTuple):
   bos: str | None = None
 
   @property
-  def folder(self) -> pathlib.Path:
-    """The folder of the model."""
-    folder = self.hub or self.workdir
-    assert folder is not None  # See `check`.
-    return folder
+  def is_hub(self) -> bool:
+    """Whether it is a model of the Hub, not a run."""
+    return self.folder.is_file() or convert.is_folder(self.folder)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
   """Adds RUN, and the flags that commands that generate text share."""
   parser.add_argument(
-    "workdir",
+    "folder",
     type=pathlib.Path,
-    nargs="?",
     metavar="RUN",
-    help="a run (or use --hub)",
-  )
-  parser.add_argument(
-    "--hub",
-    type=pathlib.Path,
-    metavar="FOLDER",
-    help="a downloaded Hub folder instead of a run",
+    help="a run, or a downloaded folder of the Hub",
   )
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
-    help="dtype of the parameters, with --hub [float32 on CPUs, which multiply"
-    " in float32; else bfloat16]",
+    help="dtype of the parameters of a Hub folder [float32 on CPUs, which"
+    " multiply in float32; else bfloat16]",
   )
   parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
@@ -113,7 +103,7 @@ def add_bos(parser: argparse.ArgumentParser) -> None:
 def template_folder(flags: ModelFlags) -> pathlib.Path:
   """The folder of the model's chat template, if it has one."""
   exported = flags.folder / convert.DIRECTORY
-  return exported if not flags.hub and exported.is_dir() else flags.folder
+  return exported if not flags.is_hub and exported.is_dir() else flags.folder
 
 
 def pop_flags(options: dict[str, Any]) -> ModelFlags:
@@ -123,16 +113,17 @@ def pop_flags(options: dict[str, Any]) -> ModelFlags:
 
 def check(flags: ModelFlags, *, chat: bool = False) -> None:
   """Raises UserError for flags that contradict each other or a chat."""
-  if (flags.workdir is None) == (flags.hub is None):
-    raise UserError("pass either RUN or --hub=FOLDER (a downloaded folder)")
-  if flags.workdir and flags.dtype:
-    raise UserError("--dtype has no effect without --hub")
+  is_hub = flags.is_hub
+  if flags.dtype and not is_hub:
+    raise UserError(f"--dtype={flags.dtype} has no effect on a run")
   if chat and flags.bos is not None:
     raise UserError(
       "--bos has no effect with --chat: the chat template writes all tokens"
     )
-  if flags.hub and flags.checkpoint is not None:
-    raise UserError("--checkpoint has no effect with --hub")
+  if flags.checkpoint is not None and is_hub:
+    raise UserError(
+      f"--checkpoint={flags.checkpoint}: {flags.folder} is not a run"
+    )
   for name, value, least in (
     ("num_loops", flags.num_loops, 1),
     ("max_tokens", flags.max_tokens, 2),
@@ -148,9 +139,9 @@ def load(flags: ModelFlags) -> LanguageModel:
   Raises:
     UserError: it cannot be read.
   """
-  if flags.hub:
+  if flags.is_hub:
     return load_folder(
-      flags.hub,
+      flags.folder,
       dtype=flags.dtype or default_dtype(),
       num_loops=flags.num_loops,
       weights=flags.weights,

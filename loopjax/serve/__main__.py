@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     action="append",
     default=[],
     metavar="RUN",
-    help="another run to serve, with its evaluation settings; may be repeated",
+    help="another model to serve, with its own settings; may be repeated",
   )
   parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen on [127.0.0.1]"

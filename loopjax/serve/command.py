@@ -75,7 +75,7 @@ def run(options: Options) -> int:
 def _models(options: Options) -> dict[source.ModelFlags, str]:
   """The names of the models; flags hold for the first one alone."""
   first = options.model
-  others = [source.ModelFlags(workdir) for workdir in options.also]
+  others = [source.ModelFlags(folder) for folder in options.also]
   names = [
     options.name or first.folder.resolve().name,
     *(flags.folder.resolve().name for flags in others),

@@ -135,14 +135,14 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-  (("--prompt=a",), "pass either RUN or --hub=FOLDER"),
+  (("--prompt=a",), "the following arguments are required: RUN"),
   (("{run}",), "pass one of --prompt=TEXT, --prompts=FILE and --chat"),
   (("{run}", "--prompt=a", "--prompts=b"), "pass one of --prompt=TEXT"),
   (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
   (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),
   (("{run}", "--prompt=a", "--prefix_mib=-1"), "--prefix_mib=-1 must be at"),
-  (("{run}", "--hub=x", "--prompt=a"), "pass either RUN"),
-  (("{run}", "--prompt=a", "--dtype=float32"), "--dtype has no"),
+  (("{hub}", "--checkpoint=3", "--prompt=a"), "hub is not a run"),
+  (("{run}", "--prompt=a", "--dtype=float32"), "--dtype=float32 has no"),
   (("{run}", "--prompt=a", "--temperature=-1"), "temperature=-1.0"),
   (("{run}", "--prompt=a", "--samples=0"), "--samples=0"),
   (("{run}", f"--prompt={'a' * 48}"), "49 tokens; the cache"),
@@ -163,11 +163,16 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
   (("{run}", "--prompt=a", "--prefill_loops=3"), "prefill_loops=3 is not in"),
   (("{run}", "--chat"), "has no chat template"),
   (("{run}/no", "--prompt=a"), "no such directory"),
-  (("--hub={run}", "--prompt=a"), "contains no tokenizer.json"),
-  (("--hub={run}/no", "--prompt=a"), "no such folder"),
+  (("{hub}", "--prompt=a"), "contains no tokenizer.json"),
+  (("{hub}/config.json", "--prompt=a"), "is a file"),
 ])  # fmt: skip
-def test_mistakes_are_one_line(run, capsys, flags, says):
-  flags = [flag.replace("{run}", str(run)) for flag in flags]
+def test_mistakes_are_one_line(run, tmp_path, capsys, flags, says):
+  hub = tmp_path / "hub"
+  hub.mkdir()
+  (hub / "config.json").write_text('{"model_type": "llama"}')
+  flags = [
+    flag.replace("{run}", str(run)).replace("{hub}", str(hub)) for flag in flags
+  ]
   assert entry.main(flags) == 2
   printed = capsys.readouterr().err
   assert printed.startswith("error: ") and printed.count("\n") == 1
@@ -184,7 +189,9 @@ def test_prefixes_are_shared_where_the_cache_permits_it(
   """Unless the flag says otherwise."""
   monkeypatch.setattr(source, "make_engine", lambda _, **options: options)
   model = types.SimpleNamespace(facts={"model": name}, context_length=9)
-  engine = source.engine_from_flags(model, source.ModelFlags(**flags))
+  engine = source.engine_from_flags(
+    model, source.ModelFlags(pathlib.Path(), **flags)
+  )
   assert engine["prefix_mib"] == mebibytes
 
 

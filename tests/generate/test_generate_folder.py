@@ -37,8 +37,8 @@ def test_what_multiplies_in_bfloat16_does_in_float32_on_a_cpu(tmp_path, capsys):
   convert.import_folder(folder, workdir, dtype="bfloat16")
   assert not capsys.readouterr().err
   for flags in (
-    source.ModelFlags(hub=folder, dtype="bfloat16"),
-    source.ModelFlags(workdir=workdir),
+    source.ModelFlags(folder, dtype="bfloat16"),
+    source.ModelFlags(workdir),
   ):
     found = source.load(flags)
     assert "computes in float32" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
     json.dumps({"chat_template": template})
   )
   monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6\n\nw7\n"))
-  flags = (f"--hub={folder}", "--temperature=0", "--max_new_tokens=3")
+  flags = (str(folder), "--temperature=0", "--max_new_tokens=3")
   assert entry.main([*flags, "--dtype=float32", "--chat"]) == 0
   first, second = capsys.readouterr().out.replace("> ", "").split("\n")[:2]
   language_model = source.load_folder(folder, dtype="float32")
@@ -142,7 +142,7 @@ def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
   (folder / "tokenizer_config.json").write_text(
     json.dumps({"chat_template": template})
   )
-  flags = [f"--hub={folder}", "--temperature=0", "--max_new_tokens=3"]
+  flags = [str(folder), "--temperature=0", "--max_new_tokens=3"]
   flags += ["--dtype=float32", "--max_tokens=12", "--chat"]
   prompts, add = [], Engine.add
 

@@ -173,7 +173,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
 def process(folder, *arguments):
   """(the server's process, its address), killed at the end."""
   command = [
-    sys.executable, "-m", "loopjax.serve", f"--hub={folder}", "--port=0",
+    sys.executable, "-m", "loopjax.serve", str(folder), "--port=0",
     "--dtype=float32", *arguments,
   ]  # fmt: skip
   environment = {
