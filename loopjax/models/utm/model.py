@@ -66,8 +66,8 @@ class Model(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    checks.one_document(spec, "attends to the whole row")
     checks.no_next_tokens(spec)
+    checks.one_document(spec, "attends to the whole row")
     self.config, self.spec, self.options = config, spec, options
     self.precision = PRECISIONS[config.precision]
     num_memory = config.num_memory_tokens
