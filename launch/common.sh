@@ -22,12 +22,15 @@ need_number() {
   [[ ${!1} =~ ^[1-9][0-9]*$ ]] || fail "$1=${!1} is not a whole number of at least 1"
 }
 
-# need_flags FLAGS ARGUMENTS: the arguments must be flags and include these.
+# need_flags FLAGS ARGUMENTS: the arguments must be flags and include these. The
+# scripts and the hosts work in other folders than the caller.
 need_flags() {
   local argument flag flags=$1
   shift
   for argument; do
     [[ $argument == --* ]] || fail "$argument is not a flag; flags begin with --"
+    [[ ! $argument =~ ^--workdir=[^/~] ]] ||
+      fail "$argument is not an absolute path, which all hosts share"
   done
   for flag in $flags; do
     [[ " $*" == *" $flag="* ]] || fail "$flag=... is missing"

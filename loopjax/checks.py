@@ -107,7 +107,8 @@ def one_document(spec: "TaskSpec", reads: str) -> None:
   """
   if spec.packs_documents:
     raise UserError(
-      f"this model does not support rows of several documents: it {reads}"
+      f"this model does not support rows of several documents: it {reads};"
+      " task.packed=False makes a row of text one document"
     )
 
 
@@ -115,7 +116,8 @@ def no_next_tokens(spec: "TaskSpec") -> None:
   """Raises UserError if targets are inputs of a model that sees whole rows."""
   if spec.predicts_next:
     raise UserError(
-      "this model cannot predict next tokens: it attends to the whole row"
+      "this model cannot predict next tokens: it attends to the whole row;"
+      " choose another task, such as sudoku"
     )
 
 

@@ -44,11 +44,16 @@ class UserError(ValueError):
 
 
 class Mistakes:
-  """The mistakes that independent checks find, to name all of them at once."""
+  """The mistakes that independent checks find, to name all of them at once.
+
+  Attributes:
+    found: their lines, in order and without repetitions.
+    moot: settings that are moot because of others.
+  """
 
   def __init__(self) -> None:
-    self._lines: dict[str, None] = {}  # In order, without repetitions.
-    self._moot: tuple[Moot, ...] = ()
+    self.found: dict[str, None] = {}
+    self.moot: tuple[Moot, ...] = ()
 
   @contextlib.contextmanager
   def collected(self) -> Iterator[None]:
@@ -56,13 +61,13 @@ class Mistakes:
     try:
       yield
     except UserError as error:
-      self._lines |= dict.fromkeys(str(error).split("\n"))
-      self._moot += error.moot
+      self.found |= dict.fromkeys(str(error).split("\n"))
+      self.moot += error.moot
 
   def raise_all(self) -> None:
     """Raises UserError if there are any."""
-    if self._lines:
-      raise UserError("\n".join(self._lines), self._moot)
+    if self.found:
+      raise UserError("\n".join(self.found), self.moot)
 
 
 # Raised when the disk is full or write-protected, or a name is too long.
@@ -86,6 +91,12 @@ def writing(place: object) -> Iterator[None]:
   except OSError as error:
     message = f"{place}: cannot be written: {error.strerror}"
     raise UserError(message) from error
+
+
+@functools.cache
+def note(text: str) -> None:
+  """Writes "note: ..." to standard error, once in a command or process."""
+  print(f"note: {text}", file=sys.stderr)
 
 
 def print_error(error: object) -> None:
@@ -122,6 +133,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
   @functools.wraps(main)
   def guarded(*args: Any) -> int:
     _open_standard_streams()
+    note.cache_clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
       # A character of another encoding must not end a run, when it is printed.
       sys.stdout.reconfigure(errors="backslashreplace")  # As standard error.

@@ -47,6 +47,8 @@ import jax
 import margins
 import pytest
 
+from loopjax import errors
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tracing creates many long-lived objects: collecting garbage after every 700
 # takes up to a tenth of a test's time.
@@ -187,6 +189,12 @@ def _resident_bytes():
   except OSError:
     return float("inf")
   return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said():
+  """Notes are said once in a process."""
+  errors.note.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -506,6 +506,14 @@ def test_models_of_the_pages_can_be_built():
       lambda m: loopjax.build("looped", batch_size=3),
       "did you mean eval.batch_size, run.batch_size",
     ),
+    (
+      lambda m: loopjax.build("utm"),
+      "cannot predict next tokens: .*; choose another task, such as sudoku",
+    ),
+    (
+      lambda m: loopjax.build("sleep"),
+      "several documents: .*; task.packed=False makes",
+    ),
     (lambda m: loopjax.load("zoo:nothing"), "no such model"),
     (lambda m: loopjax.load("nowhere"), "nowhere contains no run"),
     (lambda m: loopjax.save(m, "zoo:sudoku_6x6"), "is a trained model"),
@@ -544,6 +552,15 @@ def test_models_of_the_pages_can_be_built():
 def test_mistakes_are_one_line(model, call, says):
   with refused(says):
     call(model)
+
+
+def test_all_that_a_family_needs_is_named_at_once():
+  """Also what only the model's constructor knows."""
+  with pytest.raises(UserError) as caught:
+    loopjax.build("melt")
+  teacher, chunk = str(caught.value).split("\n")
+  assert "needs run.teacher" in teacher
+  assert "model.chunk_size=500 does not divide the 1024" in chunk
 
 
 def test_an_exploding_loss_is_named(model):

@@ -118,7 +118,6 @@ SEMI_PUBLIC = {
   # Rewrites traced programs; nothing public reads or prunes them.
   ("program/casts.py", "jax.extend.core"),
   ("program/casts.py", "jax.extend.core.primitives"),
-  ("program/casts.py", "jax.interpreters.partial_eval"),
 }
 
 

@@ -155,7 +155,7 @@ def override(
       _switch(config, key.removesuffix(".name"), value)
       settings_by_name = sections.flatten(config)
       continue
-    sections.check_key(key, settings_by_name)
+    check_key(config, key, settings_by_name)
     try:
       config.update_from_flattened_dict({key: value})
     except TypeError as error:
@@ -181,6 +181,28 @@ def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
     config[section] = ml_collections.ConfigDict(
       {**registry.named(name), **fields, **shared}
     )
+
+
+def check_key(
+  config: ml_collections.ConfigDict, key: str, known: Mapping[str, Any]
+) -> None:
+  """`sections.check_key` that knows the settings of other families and tasks.
+
+  A preset may have another task than the others of its config file.
+  """
+  section, _, field = key.partition(".")
+  if key not in known and section in NAMES:
+    having = [
+      name
+      for name, entry in NAMES[section].items()
+      if field in {x.name for x in dataclasses.fields(entry.Config)}
+    ]
+    if having:
+      raise UserError(
+        f"unknown setting {key!r}: {section}.name={config[section].name!r} does"
+        f" not have it, only {', '.join(having)}"
+      )
+  sections.check_key(key, known)
 
 
 def check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:

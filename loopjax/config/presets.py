@@ -16,6 +16,7 @@ import ml_collections
 import loopjax
 from loopjax import config as config_lib
 from loopjax import sections
+from loopjax.config import overrides
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
 from loopjax.run import renames
@@ -241,7 +242,7 @@ def assign(
   if isinstance(before, bool):
     value = True if text is None else _BOOLEANS.get(text.lower(), text)
   elif text is None:
-    sections.check_key(renamed.name if renamed else key, values)
+    overrides.check_key(config, renamed.name if renamed else key, values)
     raise UserError(f"--config.{key} needs a value")
   elif not isinstance(before, str):
     # `override` raises the error for text of another type.

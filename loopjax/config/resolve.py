@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
@@ -23,7 +22,7 @@ from loopjax.config.overrides import (
 )
 from loopjax.config.settings import Settings
 from loopjax.data import TASKS
-from loopjax.errors import Mistakes, Moot, UserError
+from loopjax.errors import Mistakes, Moot, UserError, note
 from loopjax.kernels import KERNELS
 from loopjax.models import MODELS
 from loopjax.nn import lora, remat
@@ -101,7 +100,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   notes: list[str] = []
   while True:
     try:
-      settings = _checked(config)
+      settings = _checked(config, chosen)
       break
     except UserError as error:
       if not (resets := _resets(error.moot, chosen)):
@@ -110,8 +109,8 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
         notes.append(_note(moot, config))
         override(config, {moot.setting: moot.default})
         chosen.add(moot.setting)  # What it makes moot is reset in turn.
-  for note in notes:
-    print(f"note: {note}", file=sys.stderr)
+  for text in notes:
+    note(text)
   return settings
 
 
@@ -155,8 +154,13 @@ def _note(moot: Moot, config: ml_collections.ConfigDict) -> str:
   )
 
 
-def _checked(config: ml_collections.ConfigDict) -> Settings:
-  """`resolve` of a config whose settings fit together."""
+def _checked(config: ml_collections.ConfigDict, chosen: Set[str]) -> Settings:
+  """`resolve` of a config whose settings fit together.
+
+  Raises:
+    UserError: they do not. Unless settings that the user did not choose are to
+      be reset, it also names what the model's constructor rejects.
+  """
   mistakes = Mistakes()
   records: dict[str, Any] = {}
   for name, section in config.items():
@@ -183,6 +187,9 @@ def _checked(config: ml_collections.ConfigDict) -> Settings:
   ):
     with mistakes.collected():
       check(settings)
+  if mistakes.found and not _resets(mistakes.moot, chosen):
+    with mistakes.collected():
+      _parameters(settings)
   mistakes.raise_all()
   return settings
 

@@ -40,10 +40,11 @@ class Ends(nnx.Module):
       rngs: random keys of the initial values.
 
     Raises:
-      UserError: rows of the task hold several documents.
+      UserError: the task predicts next tokens, or its rows hold several
+        documents.
     """
-    checks.one_document(spec, "attends to the whole row")
     checks.no_next_tokens(spec)
+    checks.one_document(spec, "attends to the whole row")
     width, num_memory = config.width, config.num_memory_tokens
     precision = PRECISIONS[config.precision]
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}

@@ -98,10 +98,10 @@ def make(
 
   def random(request: Request) -> Response:
     level = request.query_params.get("level", "")
-    levels = inspector.facts["levels"] or [""]
-    if level not in levels:
-      message = f"level={level!r} must be one of {', '.join(levels)}"
-      return JSONResponse({"error": message}, status_code=400)
+    levels = inspector.facts["levels"]
+    if level not in (levels or [""]):
+      error = {"error": f"level={level!r} {_expected(levels)}"}
+      return JSONResponse(error, status_code=400)
     with one_at_a_time:
       inspection = inspector.random(secrets.randbits(32), level)
     shown[inspection["prompt"]] = inspection
@@ -130,3 +130,10 @@ def make(
     ],
     middleware=[Middleware(_KnownHosts, hosts=hosts)],
   )
+
+
+def _expected(levels: Sequence[str]) -> str:
+  """What a wrong level should have been, for a message."""
+  if not levels:
+    return "has no effect: this task has no levels"
+  return f"must be one of {', '.join(levels)}"

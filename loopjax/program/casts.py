@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
-from jax.interpreters import partial_eval
 
 # Operations that only pass on or move elements of their first operand.
 _MOVES = {
@@ -47,10 +46,6 @@ def once(function: Callable[..., Any], *args: Any) -> Once:
   """
   closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
   jaxpr, _ = _narrowed(closed.jaxpr, range(len(closed.jaxpr.invars)))
-  # Removes stacks of weights that loops passed on and nothing uses now.
-  jaxpr, _ = partial_eval.dce_jaxpr(
-    jaxpr, [True] * len(jaxpr.outvars), instantiate=True
-  )
   called = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, closed.consts))
   structure = jax.tree.structure(shape)
 

@@ -320,7 +320,11 @@ class Loss(Protocol):
 
 
 class Costs(Protocol):
-  """FLOPs of a model, counted analytically; a multiply-add counts as two."""
+  """FLOPs of a model, counted analytically; a multiply-add counts as two.
+
+  They count a row's own tokens, masked pairs of attention included, on
+  any machine. Tokens that a program adds to fill its last chunk do not count.
+  """
 
   def __call__(
     self, config: Any, spec: TaskSpec, num_loops: int

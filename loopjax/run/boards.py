@@ -149,7 +149,7 @@ def open_all(
   """
   if jax.process_index():
     return []
-  boards: list[Board] = [TensorBoard(workdir, start_step)]
-  if wandb_project:
+  boards: list[Board] = []
+  if wandb_project:  # First: it may fail, and an open file must be closed.
     boards.append(WeightsAndBiases(workdir, wandb_project, config))
-  return boards
+  return [TensorBoard(workdir, start_step), *boards]

@@ -5,12 +5,10 @@ config file, a command line or a request may have the name that a setting had in
 an earlier version; only this table knows them.
 """
 
-import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from loopjax.errors import UserError
+from loopjax.errors import UserError, note
 from loopjax.sections import flatten
 
 
@@ -130,12 +128,7 @@ def say(family: str, values: Mapping[str, Any], place: str = "") -> None:
     if (renamed := find(family, name))
   ]
   if said:
-    _say(f"{place}: {', '.join(said)}" if place else ", ".join(said))
-
-
-@functools.cache
-def _say(text: str) -> None:
-  print(f"note: {text}", file=sys.stderr)
+    note(f"{place}: {', '.join(said)}" if place else ", ".join(said))
 
 
 def twice(old: str, name: str) -> UserError:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.data import TASKS
-from loopjax.errors import UserError
+from loopjax.errors import UserError, note
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep.items import SweepItem
@@ -82,10 +82,7 @@ def split_cores(jobs: int) -> list[Cores]:
   if jobs == 1:
     return [None]
   if not hasattr(os, "sched_getaffinity"):
-    print(
-      "note: this system cannot bind a run to CPU cores: each run may use all",
-      file=sys.stderr,
-    )
+    note("this system cannot bind a run to CPU cores: each run may use all")
     return [None] * jobs
   cores = sorted(os.sched_getaffinity(0))
   if jobs > len(cores):

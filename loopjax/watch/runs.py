@@ -104,7 +104,8 @@ def _state(
     return f"{_ENDED.get(status, status)} after {took}", True
   path = workdir / "metrics.jsonl"
   newest = path if path.exists() else workdir / "config.json"
-  silence = now - newest.stat().st_mtime
+  # Another machine's clock may be ahead, and this one's may have been set back.
+  silence = max(now - newest.stat().st_mtime, 0.0)
   rate = rates.get("steps_per_second")
   between = config["run"]["log_every"] / rate if rate else 0.0
   if silence > max(_LEAST_SILENCE, 5 * between):

@@ -228,18 +228,21 @@ def test_every_way_of_the_command_line_is_the_users(capsys):
 
 
 def test_items_of_a_sweep_are_the_users(capsys):
-  items = {"optimizers": config_lib.axis("optim.name", "adamw", "muon")}
+  names = config_lib.axis("optim.name", "adamw", "muon")
+  seeds = config_lib.axis("run.seed", 0, 1)
+  items = {"optimizers": config_lib.product(names, seeds)}
 
   def made(arg):
     return items_lib.make_items(
       load_config("lm_looped", arg), lambda config: items, "optimizers", {}
     )
 
-  adamw, muon = made("tiny")
-  assert adamw.overrides == {"optim.name": "adamw"}
-  assert adamw.config["optim"]["muon_learning_rate"] == 0.002
+  adamw, again, muon, _ = made("tiny")
+  assert adamw.overrides == {"optim.name": "adamw", "run.seed": 0}
+  for item in (adamw, again):
+    assert item.config["optim"]["muon_learning_rate"] == 0.002
   assert muon.config["optim"]["muon_learning_rate"] == 0.02
-  assert capsys.readouterr().err.count("\n") == 1
+  assert capsys.readouterr().err.count("\n") == 1  # For both items.
   with refused("optim.muon_learning_rate has no effect"):
     made("tiny,optim.muon_learning_rate=0.02")  # Copies remember it.
 

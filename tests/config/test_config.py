@@ -367,6 +367,10 @@ def test_blocks_lie_on_top_of_each_other():
       "smoke,model.witdh=3",
       "unknown setting 'model.witdh'; did you mean model.width",
     ),
+    (
+      "smoke,task.train_files=x",
+      "'task.train_files': task.name='sudoku' does not have it, only text",
+    ),
     ("smoke,model.width=wide", "model.width='wide'"),
     ("smoke,model.width=1.5", "model.width=1.5"),
   ],

@@ -41,6 +41,7 @@ MISTAKES = [
   ("slurm.sh", {"GPUS": "two"}, RUN, "GPUS=two is not a whole"),
   ("slurm.sh", {}, [*RUN, "more"], "more is not a flag"),
   ("slurm.sh", {}, RUN[1:], "--config=... is missing"),
+  ("slurm.sh", {}, [RUN[0], "--workdir=runs/x"], "not an absolute path"),
   ("slurm_sweep.sh", {}, RUN, "--sweep=... is missing"),
   ("slurm_sweep.sh", {"PARALLEL": "-1"}, SWEEP, "PARALLEL=-1"),
   ("jobset.py", {"NAME": "a", "IMAGE": "i"}, RUN, "CLAIM is missing"),

@@ -430,6 +430,10 @@ def test_a_layers_loop_ends_when_all_have_spent_their_mass(threshold):
   whole = run(params=params, kind="scan", **call)
   early = run(params=params, kind="while", **call)
   np.testing.assert_allclose(early.logits, whole.logits, atol=1e-5)
+  for name in whole.stats.keys() - {"loops_run"}:
+    np.testing.assert_allclose(
+      early.stats[name], whole.stats[name], rtol=1e-5, err_msg=name
+    )
   assert jnp.array_equal(early.trace["halting"], whole.trace["halting"])
   last = 2 if threshold == 0.7 else 3  # 1/2, 1/4: 0.75 after two.
   assert (whole.stats["loops_run"] == 3).all()

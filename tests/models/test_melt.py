@@ -20,6 +20,8 @@ from loopjax.kernels.gated_kv import reference
 from loopjax.loop import chunks
 from loopjax.models import looped, melt
 from loopjax.models.melt import algorithm, training
+from loopjax.nn import block
+from loopjax.types import TaskSpec
 
 LENGTH, LOOPS = 8, 3
 SIZES = {
@@ -527,6 +529,19 @@ def test_unsuitable_teachers_are_named(changes, theirs, message):
 
 
 @functools.cache
+def test_flops_are_of_a_rows_own_tokens():
+  """Ten tokens in chunks of four: the two that fill the last do not count."""
+  config, tokens = config_of(prefill_chunk=4), 10
+  spec = TaskSpec(SPEC.vocab_size, tokens)
+  width, shape = config.width, config.block_shape()
+  gates = 2 * 2 * tokens * width * width
+  layer = block.flops(shape, tokens, num_past=4) + gates
+  head = 2 * tokens * width * spec.vocab_size
+  assert melt.costs(config, spec, 2)["flops_per_example"] == [
+    head + config.num_layers * layer * loops for loops in (1, 2)
+  ]
+
+
 def _reader(config):
   def run(params, tokens, cache, valid):
     model = examples.merged(melt, config, SPEC, params)

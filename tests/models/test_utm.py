@@ -275,17 +275,18 @@ def test_trace_is_what_the_model_did():
 
 @pytest.mark.parametrize("kind", ["scan", "while"])
 def test_attention_on_memory_is_that_of_the_maps(kind):
-  """Over the executed steps; with "while" here fewer than K."""
-  config = dataclasses.replace(SMALL, router_bias=1.5)
-  names = ("attention", "attention_mass")
+  """Over each row's own steps, whatever the loop and the other rows do."""
+  config = dataclasses.replace(SMALL, router_bias=1.2, num_loops=6)
+  names = ("attention", "attention_mass", "weight")
   output = run(config, kind=kind, trace=names)
-  steps = int(output.stats["loops_run"][0])
-  assert (steps < 4) == (kind == "while")
-  maps = np.asarray(output.trace["attention"])[:steps]
-  mass = quadrants(maps, 3)  # [K, B, H] of each kind.
+  ran = np.any(np.asarray(output.trace["weight"]) > 0, axis=2)  # [K, B]
+  assert ran.sum(axis=0).tolist() == [4, 3, 3]
+  assert (output.stats["loops_run"] == (6 if kind == "scan" else 4)).all()
+  mass = quadrants(np.asarray(output.trace["attention"]), 3)  # [K, B, H] each.
   for name, query in (("sequence", "sm"), ("memory", "mm")):
     actual = output.stats[f"attention_{name}_to_memory"]
-    np.testing.assert_allclose(actual, mass[query].mean((0, 2)), rtol=1e-5)
+    expected = mass[query].mean(axis=2).mean(axis=0, where=ran)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_attention_on_memory_is_said_only_if_there_is_any():

@@ -236,6 +236,8 @@ def test_an_inspector_has_one_caller(inspector, inspection, client_of):
   facts = inspector.facts | {"levels": []}
   only = inspector._replace(facts=facts, inspect=alone, random=alone)
   client = client_of(only, [], lambda: [alone()])
+  refused = client.get("/random?level=easy")
+  assert "'easy' has no effect: this task has no" in refused.json()["error"]
   with futures.ThreadPoolExecutor() as threads:
     asked = [
       *(threads.submit(client.post, "/think", content=x) for x in "abc"),

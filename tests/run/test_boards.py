@@ -149,3 +149,4 @@ def test_no_answer_is_one_line(tmp_path, wandb):
   wandb.init = init
   with pytest.raises(UserError, match="'loops': no route to host; WANDB_MODE"):
     boards.open_all(tmp_path, 0, "loops", CONFIG)
+  assert not (tmp_path / "tb").exists()  # Nobody would close it.

@@ -26,12 +26,6 @@ CASES = [
 ] + [("recurrent", "model.exit_norm", "plain")]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_said():
-  """Lines are said once in a process."""
-  renames._say.cache_clear()
-
-
 def file_of(family):
   """A config of a family, and the family."""
   family = "looped" if family == renames.ANY else family

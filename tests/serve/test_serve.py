@@ -122,7 +122,6 @@ def test_what_is_asked_reaches_the_engine(served):
 @pytest.mark.parametrize(("old", "value"), [("loops", 3), ("exit", 0.5)])
 def test_an_old_name_of_a_field(old, value, capsys):
   """The server says the present one, once; with both a request is refused."""
-  renames._say.cache_clear()
   protocol = examples.protocol
   model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, None)
 

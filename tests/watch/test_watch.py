@@ -105,6 +105,7 @@ def test_layers_have_lines_of_their_own(tmp_path):
   ("age", "summary", "state", "ended"),
   [
     (20.0, None, "training; 3 minutes left", False),  # 80 steps at 0.4 / s
+    (-3600.0, None, "training; 3 minutes left", False),  # A clock was set back.
     (600.0, None, "silent for 10 minutes", False),
     (
       600.0,

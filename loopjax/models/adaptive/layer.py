@@ -131,8 +131,10 @@ class Layer(nnx.Module):
       steps = carry.steps + t * p_halt  # E[n], (12)
       divergence = carry.divergence + self._divergence(p_halt, i, num_loops)
       traces = {"hidden": h, "halting": p_halt}
+      running = ~carry.halting.halted & (token_weights > 0)
       record = {
         "weight": jnp.sum(token_weights * p_halt, axis=1),
+        "running": jnp.any(running, axis=1),
         "reads": read,
       }
       record |= {name: traces[name] for name in traces if name in trace}
@@ -157,9 +159,9 @@ class Layer(nnx.Module):
       output, reads = self.enrich(output, global_bank, token_weights, trace)
     mean = jnp.sum(token_weights * steps, axis=1)
     variance = jnp.sum(token_weights * (steps - mean[:, None]) ** 2, axis=1)
-    run = steps_run.astype(jnp.float32)
     return output, carry.cache, {
-      **_with_reads(records, reads, run), "run": run,
+      **_with_reads(records, reads),
+      "run": steps_run.astype(jnp.float32),
       "steps": mean, "steps_std": jnp.sqrt(variance),
       "divergence": jnp.sum(token_weights * carry.divergence, axis=1),
     }  # fmt: skip
@@ -249,19 +251,25 @@ class Layer(nnx.Module):
 
 
 def _with_reads(
-  records: dict[str, Any], once: dict[str, Array], run: Array
+  records: dict[str, Any], once: dict[str, Array]
 ) -> dict[str, Any]:
   """The iterations' records, with "reads": means of those of the banks.
+
+  A row's mean is over the iterations in which it has tokens that run. How many
+  more the loop takes depends on its execution and on the other rows.
 
   Args:
     records: the records of all iterations; "reads" has those made "in_loop".
     once: statistics of a read outside of the loop.
-    run: number of iterations that ran.
   """
-  reads, num_loops = records.pop("reads"), len(records["weight"])
+  reads, ran = records.pop("reads"), records.pop("running")
+  num_loops, iterations = len(ran), jnp.sum(ran, axis=0, dtype=jnp.float32)
   slots = {name: reads.pop(name) for name in SLOTS if name in reads}
   for name in SLOTS:
     if name in once:  # The same in all iterations.
       slots[name] = jnp.repeat(once.pop(name)[None], num_loops, axis=0)
-  means = {name: jnp.sum(x, axis=0) / run for name, x in reads.items()}
+  means = {
+    name: jnp.sum(x, axis=0, where=ran) / jnp.maximum(iterations, 1.0)
+    for name, x in reads.items()
+  }
   return {**records, **slots, "reads": once | means}

@@ -207,7 +207,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   numbers count the computation without gradients, with gates in every
   loop, including the first, and attention of every chunk to the whole history,
   an upper bound: of long rows, early chunks read only the first entries
-  (`loop.chunks`).
+  (`loop.chunks`). The padding of a last chunk does not count.
 
   Raises:
     UserError: num_loops is more than in training. Later loops change what

@@ -66,8 +66,8 @@ class Model(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    checks.one_document(spec, "attends to the whole row")
     checks.no_next_tokens(spec)
+    checks.one_document(spec, "attends to the whole row")
     self.config, self.spec, self.options = config, spec, options
     self.precision = PRECISIONS[config.precision]
     num_memory = config.num_memory_tokens
@@ -107,9 +107,9 @@ class Model(nnx.Module):
         [K, B, T]; "probability" p_k and "weight" w_k f32 [K, B, S]; "attention"
         weights f32 [K, B, H, S, S]; "attention_mass" f32 [K, B, 2], the
         fraction of attention that cells and memory tokens, respectively, give
-        to memory, mean over heads and tokens. The mean of the latter over steps
-        is also added to the statistics. The S = M + T tokens are memory, then
-        cells.
+        to memory, mean over heads and tokens. The mean of the latter over a
+        row's steps, up to the one at which its last token halts, is also added
+        to the statistics. The S = M + T tokens are memory, then cells.
     """
     chex.assert_shape(inputs, (None, self.spec.sequence_length))
     config = self.config
@@ -160,7 +160,9 @@ class Model(nnx.Module):
       logits = self.head(carry.output[:, num_memory:])
     stats = _ponder_statistics(carry.halting.steps, num_memory, steps_run)
     if num_memory and "attention_mass" in trace:
-      stats |= _attention_statistics(records["attention_mass"], steps_run)
+      stats |= _attention_statistics(
+        records["attention_mass"], records["running"]
+      )
     cost_over = 0 if config.ponder_over == "all" else num_memory
     return Output(
       logits=logits,
@@ -237,10 +239,15 @@ def _ponder_statistics(
 
 
 def _attention_statistics(
-  mass_KxBx2: Array, steps_run: Array
+  mass_KxBx2: Array, running_KxBxS: Array
 ) -> dict[str, Array]:
-  """Fraction of attention on memory, mean over steps run: f32 [B] by name."""
-  by_cells, by_memory = (jnp.sum(mass_KxBx2, axis=0) / steps_run).T
+  """Fraction of attention on memory: f32 [B] by name.
+
+  Mean over the steps in which the row has tokens that run. How many more the
+  loop takes depends on its execution and on the other rows.
+  """
+  ran_KxBx1 = jnp.any(running_KxBxS, axis=2, keepdims=True)
+  by_cells, by_memory = jnp.mean(mass_KxBx2, axis=0, where=ran_KxBx1).T
   return {
     "attention_sequence_to_memory": by_cells,
     "attention_memory_to_memory": by_memory,

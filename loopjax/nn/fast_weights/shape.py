@@ -34,7 +34,8 @@ def memory_flops(shape: Shape, memory: MemoryShape, num_tokens: int) -> int:
   """FLOPs of a memory block's forward pass on a window of one sequence.
 
   A multiply-add counts as two. Point-wise operations and the matrix inverse
-  within a chunk are not counted.
+  within a chunk are not counted. Every token counts the pairs of a whole chunk
+  of an accelerator's size, however short the window; padding does not count.
   """
   width, heads = shape.width, memory.num_heads
   keys, values = heads * memory.key_width, heads * memory.value_width
