@@ -225,20 +225,6 @@ def test_one_pass_with_all_carried_is_any_window_length():
   np.testing.assert_allclose(whole, parts, atol=1e-5)
 
 
-@pytest.mark.long
-def test_prelude_and_coda_run_once_a_window():
-  """With no pass but one they are layers like any other."""
-  inputs = tokens(20)
-  for num_loops, same in ((1, True), (2, False)):
-    plain = run(inputs, num_loops=num_loops).logits
-    for part in ("num_prelude", "num_coda"):
-      outside = run(inputs, num_loops=num_loops, **{part: 1}).logits
-      if same:
-        np.testing.assert_allclose(outside, plain, atol=1e-5, rtol=1e-5)
-      else:
-        assert not np.allclose(outside, plain, atol=1e-5)
-
-
 class Shifted:
   """An embedding that adds something to what it looks up."""
 
@@ -475,7 +461,9 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
         "carry_convolutions": True,
       },
     ),
-    long_case(28, {"num_memory_layers": 6, "num_prelude": 1}),
+    pytest.param(
+      28, {"num_memory_layers": 6, "num_prelude": 1}, marks=pytest.mark.manual
+    ),
   ],
   ids=["plain", "sliding", "coda", "prelude", "memories"],
 )
@@ -643,7 +631,7 @@ READ = [
 @pytest.mark.parametrize(("eviction", "changes"), [
   ("hard", READ[0]),
   ("sliding", READ[1]),
-  long_case("hard", READ[2]),
+  pytest.param("hard", READ[2], marks=pytest.mark.manual),
   long_case("sliding", READ[3]),
   pytest.param("sliding", READ[0], marks=pytest.mark.manual),
   pytest.param("hard", READ[1], marks=pytest.mark.manual),
