@@ -69,7 +69,7 @@ def test_answers_are_all_that_is_predicted():
 
 
 @pytest.mark.long
-@crossing("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
 def test_one_pass_predicts_every_token_as_the_plain_hybrid(eviction):
   """Answers are read as any other window is if nobody sleeps."""
   inputs = tokens(20)
@@ -105,7 +105,7 @@ def test_no_prediction_reads_of_a_later_token(eviction):
 
 
 @pytest.mark.long
-@crossing("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
 def test_windows_of_padding_change_no_bit(eviction):
   inputs = tokens(20)
   padding = jnp.full((2, 16), VOCABULARY - 1)
@@ -293,12 +293,6 @@ def test_a_cut_is_where_it_says():
   assert (some > 1e-4).all()
   assert np.abs(some[:16] - full[:16]).max() > 1e-3
   np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
-
-
-@pytest.mark.manual  # The third program; the two tests above say the same.
-def test_a_cut_of_both_leaves_no_gradient():
-  none = slopes(num_with_gradient=1, gradient_cut="both")
-  assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
 
 
 @pytest.mark.long
@@ -583,7 +577,7 @@ def test_implicit_gradients_are_those_of_passes_that_settled():
   assert max(jax.tree.leaves(errors)) < 1e-5
 
 
-@crossing("memory", ["gated_delta", "jet"])
+@crossing("memory", ["gated_delta", "jet"], manual=["jet"])
 def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   memory,
 ):
@@ -772,7 +766,7 @@ def test_what_is_left_after_whole_windows_is_read_once():
   assert np.abs(every[:, -4:] - apart).max() > 1e-3
 
 
-@crossing("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
 def test_before_a_separate_answer_all_windows_are_whole(eviction):
   options = {"answer_chunk": "separate", "eviction": eviction}
   padding = jnp.full((2, 6), VOCABULARY - 1)
