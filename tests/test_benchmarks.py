@@ -10,7 +10,7 @@ import pytest
 from tests_support import ROOT
 
 
-@pytest.mark.long
+@pytest.mark.manual
 def test_the_benchmark_of_training_reports_device_loop_and_host():
   done = subprocess.run(
     [

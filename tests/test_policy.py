@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import functools
 import graphlib
 import pathlib
 import re
@@ -40,6 +41,7 @@ def name_of(path):
   return parts[:-1] if parts[-1] == "__init__" else parts
 
 
+@functools.cache
 def imports():
   """{module: modules of loopjax that it imports, in functions as well}."""
   modules = {name_of(path): path for path in FILES}

@@ -9,7 +9,6 @@ from tests_support import (
   OF_PAPERS,
   ROOT,
   load_config,
-  long_case,
   namespace,
   refused,
 )
@@ -27,11 +26,19 @@ PRESETS = [
 ]
 
 
-# The smallest and the largest; .ci/run builds all.
-@pytest.mark.parametrize(
-  ("name", "preset"),
-  [x if x[1] in ("tiny", "paper") else long_case(*x) for x in PRESETS],
-)
+def scales(*first):
+  """All presets: of the first tier, of .ci/run, and those that others make.
+
+  Tests of the sweep make every item of "smoke", and golden runs train them.
+  """
+  for name, preset in PRESETS:
+    marks = () if preset in first else pytest.mark.long
+    marks = pytest.mark.manual if preset == "smoke" else marks
+    yield pytest.param(name, preset, marks=marks)
+
+
+# The smallest and the largest.
+@pytest.mark.parametrize(("name", "preset"), [*scales("tiny", "paper")])
 def test_every_preset_of_every_config_builds(name, preset):
   described = describe.describe(load_config(name, preset))
   assert described["parameters"] == sum(
@@ -63,11 +70,7 @@ def test_small_presets_do_not_inherit_what_accelerators_need(name, preset):
   assert (config.run.num_microbatches, config.loop.execution) == (1, "scan")
 
 
-# Those of "smoke" are resolved where `test_main_accepts_every_item` makes them.
-@pytest.mark.parametrize(
-  ("name", "preset"),
-  [x if x[1] == "tiny" else long_case(*x) for x in PRESETS],
-)
+@pytest.mark.parametrize(("name", "preset"), [*scales("tiny")])
 def test_every_sweep_item_resolves(name, preset):
   base = load_config(name, preset)
   for items in namespace(name).get("sweeps", lambda config: {})(base).values():

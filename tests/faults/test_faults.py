@@ -26,7 +26,7 @@ def never_killed(tmp_path_factory):
 
 
 def test_killed_and_started_again(tmp_path, never_killed):
-  assert "bit-identical" in drills.sigkill(tmp_path, never_killed, kills=2)
+  assert "bit-identical" in drills.sigkill(tmp_path, never_killed, kills=1)
 
 
 @pytest.mark.manual
@@ -61,6 +61,9 @@ def test_nothing_intact_is_refused(tmp_path, never_killed):
   )
 
 
+# tests/commands/test_main.py has the line, tests/run/test_checkpoint.py what
+# an incomplete save leaves.
+@pytest.mark.manual
 def test_a_full_disk(tmp_path, never_killed):
   try:
     line = drills.disk_full(tmp_path, never_killed)

@@ -71,7 +71,7 @@ MIXED = [
 @crossing(("name", "options"), [
   ("looped", {}), ("melt", {}),
   ("looped", {"cache_kind": "mean", "prompt_tokens": 10, "max_tokens": 32}),
-], ids=["looped", "melt", "prompted"])  # fmt: skip
+], ids=["looped", "melt", "prompted"], manual=[("melt", {})])  # fmt: skip
 def test_attention_looks_at_no_more_places_than_are_needed(
   monkeypatch, name, options
 ):
@@ -308,9 +308,9 @@ def test_a_text_is_what_it_is_alone(options):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [
-  {"exit_rule": "kl"}, {"exit_rule": "stable", "cache_kind": "continuous"},
-], ids=str)  # fmt: skip
+@crossing("options", [
+  {"exit_rule": "stable", "cache_kind": "continuous"}, {"exit_rule": "kl"},
+], ids=str, manual=[{"exit_rule": "kl"}])  # fmt: skip
 def test_a_text_of_recurrent_depth_is_what_it_is_alone(options):
   """With exits by the read-out; earlier states of slots are not reused."""
   asked = [

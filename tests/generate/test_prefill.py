@@ -101,7 +101,7 @@ def test_the_prompt_leaves_what_tokens_leave_that_exit(name, kept):
 
 
 @pytest.mark.long
-@crossing("name", FAMILIES)
+@crossing("name", FAMILIES, manual=FAMILIES[3:])
 def test_as_many_loops_as_the_text_are_none_fewer(name):
   """Bitwise, of the engine, and of the cache if nothing is skipped."""
   most = examples.SMALL[name]["num_loops"]

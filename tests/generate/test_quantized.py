@@ -58,6 +58,7 @@ def test_every_number_is_within_half_a_step_of_its_output(weights):
   manual=(
     "sleep",
     "recurrent",
+    "melt",
     "disco",
     "plt",
     "ponderlm",

@@ -311,7 +311,7 @@ def test_the_prior_is_a_truncated_geometric_distribution():
 
 
 @crossing("placement", ["in_loop", "pre_layer", "post_layer"])
-@crossing("gate", ["vector", "scalar"])
+@crossing("gate", ["vector", "scalar"], manual=["scalar"])
 def test_closed_gates_are_no_memory(placement, gate):
   config = dataclasses.replace(
     SMALL, gate_bias=-1e4, memory_placement=placement, memory_gate=gate

@@ -82,6 +82,10 @@ SMALL = {
 }  # fmt: skip
 FAMILIES = by_size(MODELS)
 CAUSAL = causal()
+# They run segments as urm does. test_peers.py has every gradient of theirs.
+PEERS = ("hrm", "trm")
+# Causal families that run their blocks, and write to their cache, as looped.
+ALIKE = ("transformer", "ponderlm", "disco", "loopformer")
 # Those that run more loops than they are trained with, and leave earlier loops
 # as they were. A loop of LoopFormer depends on how many there are.
 LOOPED = by_size(
@@ -244,7 +248,7 @@ def leaves(tree):
   }
 
 
-@crossing("name", FAMILIES)
+@crossing("name", FAMILIES, manual=PEERS)
 def test_every_parameter_gets_a_gradient(name):
   _, _, grads = value_and_grad(name)
   assert not [path for path, grad in grads.items() if not jnp.any(grad != 0)]
@@ -254,7 +258,7 @@ def test_every_parameter_gets_a_gradient(name):
 # The driver runs their loops as it runs those of looped; test_sleep.py unrolls
 # its passes by hand and rematerialises its windows.
 @crossing("name", FAMILIES, manual=(
-  "transformer", "plt", "ponderlm", "disco", "loopformer", "sleep",
+  "transformer", "plt", "ponderlm", "disco", "loopformer", "sleep", *PEERS,
 ))  # fmt: skip
 def test_loop_kinds_and_rematerialisation_agree(name):
   value, _, grads = value_and_grad(name)
@@ -282,7 +286,7 @@ def test_rematerialisation_is_in_the_program(name):
   assert not is_rematerialised("none")
 
 
-@crossing("name", LOOPED)
+@crossing("name", LOOPED, manual=(*PEERS, "ponderlm"))
 def test_while_and_more_loops_than_trained_go_the_same_way(name):
   few, many = forward(name), forward(name, 3 * LOOPS, "while")
   assert jnp.isfinite(many.logits).all()
@@ -436,7 +440,8 @@ def keys_of(seed):
   return jax.random.split(jax.random.key(seed), len(batch()["inputs"]))
 
 
-@crossing("name", DROPPING)
+# Every family hands its keys to its blocks: see the loops' own keys below.
+@crossing("name", DROPPING, manual=("plt", *ALIKE))
 def test_dropout_needs_keys_and_follows_them(name):
   def run(keys, **changes):
     config, inputs = config_of(name, **changes), batch()["inputs"]
@@ -483,17 +488,18 @@ def programs(name, config):
   yield str(trained)
 
 
-SLOW = (
-  "adaptive", "disco", "hrm", "loopformer", "ponderlm", "recurrent", "trm",
-  "urm",
-)  # fmt: skip
+SLOW = ("adaptive", "disco", "recurrent", "urm")
 
 
 # Sleep takes long to trace, and MELT needs a teacher; their own tests have it.
 @pytest.mark.parametrize(
   "name",
   [
-    long_case(name) if name in SLOW else name
+    pytest.param(name, marks=pytest.mark.manual)
+    if name in (*PEERS, "loopformer", "ponderlm")
+    else long_case(name)
+    if name in SLOW
+    else name
     for name in by_size({*FAMILIES} - {"melt", "sleep"})
   ],
 )

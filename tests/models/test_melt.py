@@ -286,7 +286,7 @@ def test_fixed_gates_are_the_papers_variants(mode, shares):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("alpha", [None, 0.4])
+@crossing("alpha", [None, 0.4], manual=[0.4])
 def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
   """Through all earlier chunks, with documents; and through fewer if set."""
   config = config_of()

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
-from test_families import CAUSAL, MATTER, SPEC, VOCABULARY, batch_of, config_of
+from test_families import (
+  ALIKE,
+  CAUSAL,
+  MATTER,
+  SPEC,
+  VOCABULARY,
+  batch_of,
+  config_of,
+)
 from tests_support import crossing, load_config
 
 from loopjax.commands.describe import describe
@@ -51,11 +59,13 @@ kept = crossing(
   KEPT,
   ids=[f"{n}-{'-'.join(c)}" for n, c in KEPT],
   # Long to compile; test_sleep.py and test_plt.py read such models token by
-  # token, and without prelude and coda it is the loop of looped.
+  # token. Without prelude and coda, and in ALIKE, it is the loop of looped.
   manual=[
     (name, changes)
     for name, changes in KEPT
-    if {"carry_state", "carry_convolutions", "memory", "window"} & {*changes}
+    if name in ALIKE
+    or {"carry_state", "carry_convolutions", "memory", "window"} & {*changes}
+    or changes.get("loop_update")
     or changes.get("num_prelude") == 0
   ],
 )
@@ -183,12 +193,7 @@ def test_rows_that_wait_stay_as_they_are(name, changes):
   np.testing.assert_array_equal(got, expected)
 
 
-@crossing(
-  "name",
-  CAUSAL,
-  # They write to the cache of looped.
-  manual=("disco", "loopformer", "ponderlm", "transformer"),
-)
+@crossing("name", CAUSAL, manual=ALIKE)
 def test_decoding_updates_the_cache_in_place(name):
   """A step makes no second cache: at most what attention reads of a slot."""
   family, config = MODELS[name], config_of(name, **LARGE.get(name, {}))
@@ -253,9 +258,7 @@ def test_ids_that_pad_the_vocabulary_change_no_exit(name):
   assert all(len({*loops}) > 1 for loops in found[0])
 
 
-@crossing(
-  "name", CAUSAL, manual=("loopformer", "plt", "ponderlm", "transformer")
-)
+@crossing("name", CAUSAL, manual=("plt", "recurrent", *ALIKE))
 def test_ids_that_pad_the_vocabulary_change_no_metric(name):
   """Nor a trace: all are those of a model without them."""
   family, config = MODELS[name], config_of(name, **MATTER.get(name, {}))

@@ -16,7 +16,7 @@ from test_families import CAUSAL, SPEC, config_of
 from tests_support import crossing
 
 from loopjax.loop import exits
-from loopjax.models import MODELS, looped
+from loopjax.models import MODELS
 from loopjax.nn import attention, rope
 
 BATCH, LENGTH, ROOM, LOOPS = 3, 7, 9, 3
@@ -271,8 +271,11 @@ def test_exits_by_the_gate_leave_what_they_are_said_to(kept):
     np.testing.assert_allclose(found[row], expected, atol=1e-9)
 
 
-@crossing("kind", looped.FAMILY.reading.caches)
-@crossing("rule", exits.RULES)
+# Every rule, and every cache.
+@crossing(("rule", "kind"), [
+  *((rule, "per_loop") for rule in exits.RULES),
+  *(("gate", kind) for kind in SHARED),
+])  # fmt: skip
 def test_no_loop_is_skipped_at_a_threshold_of_one(rule, kind):
   sizes = (3, 1, 1, 1, 1)
   found, loops = in_parts("looped", kind, sizes, rule=rule)

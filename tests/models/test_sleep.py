@@ -69,7 +69,7 @@ def test_answers_are_all_that_is_predicted():
 
 
 @pytest.mark.long
-@crossing("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
 def test_one_pass_predicts_every_token_as_the_plain_hybrid(eviction):
   """Answers are read as any other window is if nobody sleeps."""
   inputs = tokens(20)
@@ -105,7 +105,7 @@ def test_no_prediction_reads_of_a_later_token(eviction):
 
 
 @pytest.mark.long
-@crossing("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
 def test_windows_of_padding_change_no_bit(eviction):
   inputs = tokens(20)
   padding = jnp.full((2, 16), VOCABULARY - 1)
@@ -225,20 +225,6 @@ def test_one_pass_with_all_carried_is_any_window_length():
   np.testing.assert_allclose(whole, parts, atol=1e-5)
 
 
-@pytest.mark.long
-def test_prelude_and_coda_run_once_a_window():
-  """With no pass but one they are layers like any other."""
-  inputs = tokens(20)
-  for num_loops, same in ((1, True), (2, False)):
-    plain = run(inputs, num_loops=num_loops).logits
-    for part in ("num_prelude", "num_coda"):
-      outside = run(inputs, num_loops=num_loops, **{part: 1}).logits
-      if same:
-        np.testing.assert_allclose(outside, plain, atol=1e-5, rtol=1e-5)
-      else:
-        assert not np.allclose(outside, plain, atol=1e-5)
-
-
 class Shifted:
   """An embedding that adds something to what it looks up."""
 
@@ -307,12 +293,6 @@ def test_a_cut_is_where_it_says():
   assert (some > 1e-4).all()
   assert np.abs(some[:16] - full[:16]).max() > 1e-3
   np.testing.assert_allclose(some[16:], full[16:], rtol=1e-4)
-
-
-@pytest.mark.manual  # The third program; the two tests above say the same.
-def test_a_cut_of_both_leaves_no_gradient():
-  none = slopes(num_with_gradient=1, gradient_cut="both")
-  assert (none[:16] == 0).all() and (none[16:] > 1e-4).all()
 
 
 @pytest.mark.long
@@ -475,7 +455,9 @@ def by_hand(config, params, inputs, num_answer, compiled=jax.jit):
         "carry_convolutions": True,
       },
     ),
-    long_case(28, {"num_memory_layers": 6, "num_prelude": 1}),
+    pytest.param(
+      28, {"num_memory_layers": 6, "num_prelude": 1}, marks=pytest.mark.manual
+    ),
   ],
   ids=["plain", "sliding", "coda", "prelude", "memories"],
 )
@@ -595,7 +577,7 @@ def test_implicit_gradients_are_those_of_passes_that_settled():
   assert max(jax.tree.leaves(errors)) < 1e-5
 
 
-@crossing("memory", ["gated_delta", "jet"])
+@crossing("memory", ["gated_delta", "jet"], manual=["jet"])
 def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   memory,
 ):
@@ -643,7 +625,7 @@ READ = [
 @pytest.mark.parametrize(("eviction", "changes"), [
   ("hard", READ[0]),
   ("sliding", READ[1]),
-  long_case("hard", READ[2]),
+  pytest.param("hard", READ[2], marks=pytest.mark.manual),
   long_case("sliding", READ[3]),
   pytest.param("sliding", READ[0], marks=pytest.mark.manual),
   pytest.param("hard", READ[1], marks=pytest.mark.manual),
@@ -784,7 +766,7 @@ def test_what_is_left_after_whole_windows_is_read_once():
   assert np.abs(every[:, -4:] - apart).max() > 1e-3
 
 
-@crossing("eviction", ["hard", "sliding"])
+@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
 def test_before_a_separate_answer_all_windows_are_whole(eviction):
   options = {"answer_chunk": "separate", "eviction": eviction}
   padding = jnp.full((2, 6), VOCABULARY - 1)

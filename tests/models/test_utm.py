@@ -91,6 +91,7 @@ def test_the_paper_has_3_177_612_parameters():
     ("ponder", "derf_utm"),
     ("fixed", "derf_utm"),
   ],
+  manual=[("act", "derf"), ("act", "layernorm")],
 )
 def test_every_parameter_gets_a_gradient(halting, norm):
   # A fixed depth has no router to bias.

@@ -148,6 +148,7 @@ def test_gradients_of_many_loops_add_up_in_float32():
   manual=(
     "sleep",
     "adaptive",
+    "melt",
     "recurrent",
     "hrm",
     "urm",

@@ -42,12 +42,8 @@ FAMILIES = by_size(MODELS)
 # Half a minute each; others have the same parts.
 BY_HAND = (
   "transformer", "plt", "ponderlm", "disco", "loopformer", "trm", "hrm",
-  "recurrent", "adaptive", "sleep",
+  "urm", "recurrent", "adaptive", "sleep",
 )  # fmt: skip
-# Of which a program on eight devices is compiled a second time.
-GATHERED = ("looped", "melt")
-
-
 BFLOAT16 = {"model.precision": "bfloat16", "run.steps_per_call": 1}
 
 
@@ -204,7 +200,7 @@ def traffic_of(settings, num_devices, **options):
 
 
 @pytest.mark.long
-@crossing("name", FAMILIES, manual=sorted(set(FAMILIES) - set(GATHERED)))
+@crossing("name", FAMILIES, manual=FAMILIES[1:])
 def test_split_parameters_are_gathered_once_a_step(name):
   """Their gradients are reduced once, with the results of one device."""
   # Muon also moves matrices: see below.

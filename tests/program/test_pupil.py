@@ -26,6 +26,7 @@ from loopjax.run.checkpoints import restore
 from loopjax.train.score import score_model
 from loopjax.types import Carried
 
+pytestmark = pytest.mark.usefixtures("programs")
 QUICK = {"eval__depth_factor": 0, "eval__batch_size": 64}
 
 

@@ -379,7 +379,7 @@ def test_another_configuration_does_not_count(workdir):
     *(("lm_looped", looped.PAPER, name) for name in looped.PAPER.sweeps),
   ],
 )
-@crossing("preset", ["tiny", "smoke"])
+@crossing("preset", ["tiny", "smoke"], manual=["smoke"])
 def test_every_row_of_the_paper_has_its_items(file, paper, name, preset):
   rows = paper.sweeps[name].rows
   items = items_of(name, preset, file)

@@ -4,7 +4,13 @@ import json
 import shutil
 
 import pytest
-from tests_support import load_config, refused, rows_of_metrics, smoke
+from tests_support import (
+  crossing,
+  load_config,
+  refused,
+  rows_of_metrics,
+  smoke,
+)
 
 from loopjax import config as config_lib
 from loopjax import main, train
@@ -200,7 +206,7 @@ def test_a_run_that_ended_early_can_be_extended(stopped, tmp_path):
   assert (done["steps"], done["reason"][-13:]) == (25, "stop_after=4)")
 
 
-@pytest.mark.parametrize("cut_at", [10, 15])
+@crossing("cut_at", [15, 10], manual=[10])
 def test_a_restart_ends_at_the_same_step(stopped, tmp_path, cut_at):
   cut = tmp_path / "cut"
   shutil.copytree(stopped, cut)

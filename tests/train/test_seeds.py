@@ -19,6 +19,7 @@ from loopjax.run import workdir as workdir_lib
 from loopjax.train import calls as calls_lib
 from loopjax.train import loop
 
+pytestmark = pytest.mark.usefixtures("programs")
 SEEDS = 0, 1
 
 

@@ -21,6 +21,7 @@ from gsm_reader import (
   read,
   solve,
 )
+from tests_support import crossing
 
 from loopjax.data import pipeline
 from loopjax.data.gsm import config, language, task
@@ -250,7 +251,7 @@ def problems_of(operations, num, split):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("operations", [4, 5])
+@crossing("operations", [4, 5], manual=[5])
 def test_no_problem_is_in_two_splits_with_other_names(operations):
   train = [problem for problem, _ in problems_of(operations, 1000, "train")]
   validation, test = (
@@ -264,7 +265,7 @@ def test_no_problem_is_in_two_splits_with_other_names(operations):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("split", ["validation", "test"])
+@crossing("split", ["validation", "test"], manual=["test"])
 def test_of_few_operations_the_last_name_counts(split):
   """There are 76,800 names and constants; both splits have all constants."""
   train = problems_of(1, 4000, "train")
