@@ -46,6 +46,7 @@ NEEDED = {
   "task.check_solutions=True": "no effect while task.test_csv=''",
   "task.on_bad_row=skip": "no effect while task.test_csv=''",
   "task.on_overlap=error": "no effect while task.(test_csv|overlap_files)=''",
+  "optim.frozen=x": "matches no parameter",
   # Sizes of another task that the preset's do not fit.
   "task.name=(arithmetic|depo)": "must be a multiple of 5",
   "task.name=(depo|gsm)": "task.context_length=.* is too short",
