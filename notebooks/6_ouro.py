@@ -311,7 +311,7 @@ for n in range(loops):
 #
 # * In the terminal: `loopjax generate runs/lm_looped
 #   --prompt='It was' --exit_threshold=0.5 --report`; with the published weights
-#   `--hub=FOLDER --chat`.
+#   `FOLDER --chat`.
 # * Training only the gate, on the improvement by each loop (section 3.4):
 #   `--config=configs/lm_looped.py:second_stage,run.init_from=runs/lm_looped`.
 # * Four loops for one loop's cache: [notebook 4](4_melt.ipynb).
