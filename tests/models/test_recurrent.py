@@ -242,7 +242,11 @@ def test_parts_of_a_batch_have_the_losses_of_the_whole():
   np.testing.assert_allclose(part, whole[1:], atol=1e-5)
 
 
-KINDS = [{"injection": kind} for kind in injection.INJECTIONS]
+# Without an injection, a state that is the input reads the tokens.
+KINDS = [
+  {"injection": kind} | ({"state": "input"} if kind == "none" else {})
+  for kind in injection.INJECTIONS
+]
 
 
 @pytest.mark.long
