@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax import sections
+from loopjax.data.text import files
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance, renames, zoo
@@ -236,8 +237,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
     for path in sorted((workdir / folder).glob("*.json"))
   }
   if (states := workdir / "analysis" / "analysis.jsonl").exists():
-    text = states.read_text(encoding="utf-8")
-    results[states.stem] = [json.loads(line) for line in text.splitlines()]
+    results[states.stem] = [row for _, row in files.json_lines(states)]
   kept = _without(
     places, {"config": config, "summary": summary, "results": results}
   )

@@ -118,6 +118,9 @@ def test_benchmark_results_are_kept(runs, tmp_path):
     "analysis": states * 2,
   }
   assert second["results"] == {}
+  (runs[0] / "analysis" / "analysis.jsonl").write_text("{\n")
+  with pytest.raises(UserError, match=r"analysis.jsonl:1: "):
+    keep.keep(runs[:1], tmp_path / "damaged.runs.json", "passes")
 
 
 def test_a_table_is_headed_by_its_question(runs, tmp_path):
