@@ -103,7 +103,7 @@ def add_bos(parser: argparse.ArgumentParser) -> None:
 def template_folder(flags: ModelFlags) -> pathlib.Path:
   """The folder of the model's chat template, if it has one."""
   exported = flags.folder / convert.DIRECTORY
-  return exported if not flags.is_hub and exported.is_dir() else flags.folder
+  return exported if exported.is_dir() else flags.folder
 
 
 def pop_flags(options: dict[str, Any]) -> ModelFlags:

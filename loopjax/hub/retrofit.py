@@ -21,7 +21,6 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.loop import relaxed
-from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
 from loopjax.sections import flatten
@@ -124,10 +123,7 @@ def read_source(
     checkpoint: step of a run; None for the newest.
     dtype: of the parameters of a folder.
   """
-  path = source / "config.json"
-  if source.is_file() or (
-    path.is_file() and "model_type" in workdir_lib.read_json(path)
-  ):
+  if source.is_file() or convert.is_folder(source):
     if checkpoint is not None:
       raise UserError(f"--checkpoint={checkpoint}: {source} is not a run")
     config, _, params = convert.read_folder(source, dtype=dtype)
