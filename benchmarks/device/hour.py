@@ -7,8 +7,9 @@
 "checks" compares kernels and families in bfloat16 with float64, and times
 kernels; "steps" times train steps; "presets" trains presets, the longest first.
 Every row is written as soon as it is complete. Repeating a command adds the
-missing rows; it ends within --minutes. --toy: sizes for a CPU, where plain JAX
-replaces kernels. No network is needed.
+missing rows; it ends within --minutes. --only: rows whose name matches a
+regular expression, so that several processes can share a device. --toy: sizes
+for a CPU, where plain JAX replaces kernels. No network is needed.
 """
 
 import argparse
@@ -17,9 +18,11 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
+import traceback
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / x) for x in (".", "kernels"))]
@@ -43,7 +46,8 @@ STEPS = {
 class Rows:
   """A file of rows by name; existing rows are not recomputed."""
 
-  def __init__(self, path, minutes):
+  def __init__(self, path, minutes, only=""):
+    self.only = re.compile(only)
     self.path, self.end = pathlib.Path(path), time.monotonic() + 60 * minutes
     text = self.path.read_text("utf-8") if self.path.exists() else ""
     # A killed run's last line may be incomplete.
@@ -53,12 +57,15 @@ class Rows:
 
   def add(self, name, compute):
     """Computes and writes a row, unless it exists or time is up."""
-    if name in self.done or time.monotonic() > self.end:
+    if name in self.done or not self.only.match(name):
+      return
+    if time.monotonic() > self.end:
       return
     started = time.monotonic()
     try:
       row = compute()
     except Exception as error:  # The next rows may still work.
+      traceback.print_exc()
       row = {"error": f"{type(error).__name__}: {error}"[:2000]}
     seconds = round(time.monotonic() - started, 1)
     row = {"name": name, **row, "seconds": seconds}
@@ -92,24 +99,28 @@ def poison(toy):
   jax.block_until_ready(jnp.full(size // 4, jnp.nan, jnp.float32)).delete()
 
 
-def operands(kind, seed, toy):
-  """Inputs of a kernel in bfloat16, of a random shape."""
+def operands(kind, seed, toy, large=False):
+  """Inputs of a kernel in bfloat16, of a random shape, or of a model's."""
   import jax.numpy as jnp
   import numpy as np
 
   random = np.random.default_rng(seed)
-  batch, tokens = int(random.integers(1, 4)), 8 * int(random.integers(1, 65))
+  batch, tokens = int(random.integers(1, 4)), int(random.integers(1, 513))
+  tokens = 3 if seed == 0 else tokens  # Fewer than any tile, and odd.
   tokens = min(tokens, 16) if toy else tokens
+  if large and not toy:
+    batch, tokens = 8, 2048
   if kind == "gated_kv":
     from gated_kv_examples import arrays
 
-    heads = 2 if toy else int(random.integers(1, 17))
+    heads = 2 if toy else 16 if large else int(random.integers(1, 17))
     width = 64 * heads
     return arrays(
       jnp.bfloat16, batch=batch, tokens=tokens, width=width, heads=heads,
-      head_width=64, rows=2 * tokens, start=[8] * batch,
+      head_width=64, rows=tokens + 8, start=[8] * batch,
     )  # fmt: skip
   heads, width = (1, 64) if toy else (int(random.integers(1, 9)), 128)
+  heads = 8 if large and not toy else heads
 
   def normal(*shape):
     return jnp.asarray(random.normal(size=shape), jnp.bfloat16)
@@ -200,8 +211,8 @@ def kernel_time(kind, toy):
   """A kernel against XLA, forward and with gradients, and against PyTorch."""
   import jax
 
-  found = {}
-  args = operands(kind, 0, toy)
+  args = operands(kind, 0, toy, large=True)
+  found = {"shapes": [list(x.shape) for x in jax.tree.leaves(args)[:3]]}
   for name in ("plain",) if toy else ("plain", "kernel"):
     run = function(kind, kernel=name == "kernel")
     found[f"{name}_ms"] = 1e3 * median_seconds(jax.jit(run), *args)
@@ -311,13 +322,15 @@ def main():
   parser.add_argument("part", choices=parts)
   parser.add_argument("--out", required=True)
   parser.add_argument("--minutes", type=float, default=9.0)
+  parser.add_argument("--only", default="")
   parser.add_argument("--runs", default="runs/device")
   parser.add_argument("--traces", default="")
   parser.add_argument("--toy", action="store_true")
   options = parser.parse_args()
   if options.toy:
     os.environ["JAX_PLATFORMS"] = "cpu"
-  parts[options.part](Rows(options.out, options.minutes), options)
+  rows = Rows(options.out, options.minutes, options.only)
+  parts[options.part](rows, options)
 
 
 if __name__ == "__main__":

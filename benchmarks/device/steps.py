@@ -25,7 +25,9 @@ def family(name, kernels, apart):
     apart: relative distance of two pytrees.
   """
   config = load_config(*SMOKE[name])
-  config_lib.override(config, {"model.precision": "bfloat16"})
+  # Widths that kernels support.
+  wide = {"model.width": 128, "model.num_heads": 2}
+  config_lib.override(config, {"model.precision": "bfloat16", **wide})
   settings = config_lib.resolve(config)
   found = {}
   dataset = make_datasets(settings)["train"]
@@ -42,7 +44,8 @@ def family(name, kernels, apart):
     ):
       del teacher
       model = nnx.merge(program.graphdef, params)
-      return settings.family.loss(model, batch, key, step, None)
+      loss, metrics = settings.family.loss(model, batch, key, step, None)
+      return loss, {"loss": loss, **metrics}
 
     def run(params, batch, key, step, carried, loss_of=loss_of):
       metrics, _, grads = gradients.gradients(
@@ -61,7 +64,9 @@ def family(name, kernels, apart):
       cpu = jax.devices("cpu")[0]
       with jax.default_device(cpu), jax.enable_x64(True):
         there = jax.device_put(args, cpu)
-        exact = jax.device_get(jax.jit(in_float64(run))(*there))
+        options = {"xla_backend_optimization_level": 0}  # Compiles sooner.
+        program64 = jax.jit(in_float64(run), compiler_options=options)
+        exact = jax.device_get(program64(*there))
     found[which] = apart(jax.device_get(jax.jit(run)(*args)), exact)
   found["ok"] = all(x < 0.05 for x in found.values())
   return found

@@ -311,9 +311,8 @@ def test_lowers_for_hopper(size):
   mesh = jax.sharding.AbstractMesh((), (), abstract_device=hopper)
   with jax.sharding.use_abstract_mesh(mesh):
     text = lower(*large(**SIZES[size])).mlir_module()
-  calls = [x for x in text.split("\n") if "@mosaic_gpu" in x]
-  aliases = [x.count("output_operand_alias<output_tuple") for x in calls]
-  assert sorted(aliases) == [0, 0, 2]  # Blend and pull back, and project.
+  # Blend, project and pull back.
+  assert sum("@mosaic_gpu" in x for x in text.split("\n")) == 3
 
 
 @pytest.mark.manual

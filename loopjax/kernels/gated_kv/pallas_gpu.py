@@ -4,16 +4,14 @@ Blocks of a GPU cannot wait for each other. The update therefore takes two
 kernels: one computes the latent, with one tile of columns per block, the other
 projects it. A block of the second has `w` column pairs of one head, one column
 from each half: the two features that RoPE rotates into each other are then at
-the same position of two accumulators. Both kernels end with copies to the
-output; the second's go to the tokens' rows of the cache.
+the same position of two accumulators. Both kernels end with copies of whole
+tiles. XLA writes the new rows to the cache: a tensor copy must start at a
+multiple of 128 bytes of shared memory, and single rows do not.
 
 A block has one warpgroup. Operands are prefetched into shared memory several
 steps ahead. Matrix tiles are square, because both operands of a product must
 have the same layout in shared memory.
 """
-
-import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -67,8 +65,14 @@ def _update(
   tile = _tile(num_tokens)
   x, cos, sin = (_padded(y, tile) for y in (x, cos, sin))
   latent = x if h is None else _blend(x, _padded(h, tile), weights, tile)
-  cache = _project(latent, weights, cos, sin, cache, start, num_tokens, tile)
-  return latent[:num_tokens], cache
+  *_, heads, head_width = cache[0].shape
+  new = _project(latent, weights, cos, sin, head_width, tile)
+  tokens = len(start), num_tokens // len(start), heads, head_width
+  keys, values = (
+    reference.write(old, rows[:num_tokens].reshape(tokens), start)
+    for old, rows in zip(cache, new, strict=True)
+  )
+  return latent[:num_tokens], (keys, values)
 
 
 def _tile(num_tokens: int) -> int:
@@ -197,20 +201,18 @@ def _project(
   weights: reference.Weights,
   cos: Array,
   sin: Array,
-  cache: tuple[Array, Array],
-  start: Array,
-  num_tokens: int,
+  head_width: int,
   tile: int,
 ) -> tuple[Array, Array]:
-  """The cache with rows of the first `num_tokens` of the latent's tokens."""
-  batch, length, num_heads, head_width = cache[0].shape
-  half, each = head_width // 2, num_tokens // batch
-  pairs, run = 32, math.gcd(each, tile)  # 64 pairs would take 256 registers.
+  """Rotated keys, and values, [M, G d_h], for M a multiple of the tile."""
+  num_tokens, width = len(latent), weights.key.shape[1]
+  half, pairs = head_width // 2, 32  # 64 pairs would take 256 registers.
 
   def body(
-    latent, key_weights, value_weights, cos, sin, start, keys, values,
-    cos_here, sin_here, parts, barrier,
+    latent, key_weights, value_weights, cos, sin, keys, values,
+    cos_here, sin_here, *rest,
   ):  # fmt: skip
+    *parts, barrier = rest
     i, j = jax.lax.axis_index("tokens"), jax.lax.axis_index("pairs")
     head = jax.lax.div(j, half // pairs)
     first = jax.lax.rem(j, half // pairs) * pairs
@@ -239,57 +241,26 @@ def _project(
     for part, result in zip(parts, results, strict=True):
       part[...] = result.astype(part.dtype)
     plgpu.commit_smem()
-    num_runs = jax.lax.div(jnp.minimum(tile, num_tokens - i * tile), run)
-
-    def copy(n, _):
-      token = i * tile + n * run
-      example = jax.lax.div(token, each)
-      row = start[example]
-      fits = (row >= 0) & (row + each <= length)
-
-      @pl.when(fits)
-      def copy_keys_and_values():
-        place = example * length + row + jax.lax.rem(token, each)
-        # A single row has 64 bytes, which a plain copy allows; two or more
-        # start at multiples of 128 bytes, as tensor copies require.
-        for m, part in enumerate(parts):
-          column = head * head_width + first + m % 2 * half
-          target = keys if m < 2 else values
-          plgpu.copy_smem_to_gmem(
-            part.at[pl.ds(n * run, run)],
-            target.at[pl.ds(place, run), pl.ds(column, pairs)],
-          )
-
-    jax.lax.fori_loop(0, num_runs, copy, None)
+    for n, part in enumerate(parts):
+      columns = pl.ds(head * head_width + first + n % 2 * half, pairs)
+      target = keys if n < 2 else values
+      plgpu.copy_smem_to_gmem(part, target.at[tokens, columns])
     plgpu.wait_smem_to_gmem(0)
 
-  flat = [x.reshape(batch * length, num_heads * head_width) for x in cache]
-
-  scratch = (
-    plgpu.SMEM((tile, pairs), jnp.float32),
-    plgpu.SMEM((tile, pairs), jnp.float32),
-    [plgpu.SMEM((tile, pairs), x.dtype) for x in cache for _ in range(2)],
-    plgpu.Barrier(num_arrivals=2),
-  )
-  # Not plgpu.kernel, which cannot update arguments in place.
-  refs = [jax.new_ref(x, memory_space=plgpu.GMEM) for x in flat]
-  pl.kernel(
-    lambda *refs: pl.run_scoped(functools.partial(body, *refs), *scratch),
-    mesh=plgpu.Mesh(
-      grid=(len(latent) // tile, num_heads * half // pairs),
-      grid_names=("tokens", "pairs"),
-      kernel_name="gated_kv_project",
-    ),
+  result = jax.ShapeDtypeStruct((num_tokens, width), latent.dtype)
+  return plgpu.kernel(
+    body,
+    out_type=[result, result],
+    grid=(num_tokens // tile, width // 2 // pairs),
+    grid_names=("tokens", "pairs"),
+    scratch_types=[
+      *[plgpu.SMEM((tile, pairs), jnp.float32)] * 2,
+      *[plgpu.SMEM((tile, pairs), latent.dtype)] * 4,
+      plgpu.Barrier(num_arrivals=2),
+    ],
     compiler_params=_PARAMS,
-    name="gated_kv_project",
-  )(
-    latent, weights.key, weights.value, cos[:, :half], sin[:, half:], start,
-    *refs,
-  )  # fmt: skip
-  keys, values = (
-    jax.freeze(ref).reshape(x.shape) for ref, x in zip(refs, cache, strict=True)
-  )
-  return keys, values
+    kernel_name="gated_kv_project",
+  )(latent, weights.key, weights.value, cos[:, :half], sin[:, half:])
 
 
 def _pull_back(
