@@ -12,6 +12,7 @@ Exit status: 0 it fits, 1 it does not, 2 a mistake by the user.
 
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +78,8 @@ def parser() -> command_line.ConfigParser:
 @one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints the report; returns the exit status."""
+  if "jax" not in sys.modules:
+    os.environ.update(_ENVIRONMENT)
   options = parser().parse_config(argv)
   import jax
 
@@ -185,5 +188,4 @@ def _generation(settings: Any, machine: Any, options: Any) -> int:
 
 
 if __name__ == "__main__":
-  os.environ.update(_ENVIRONMENT)
   leave(main())

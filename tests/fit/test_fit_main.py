@@ -24,11 +24,12 @@ STEP = (
 
 
 def run(*arguments):
-  """In a separate process, which has other devices."""
+  """In a separate process, which must not search for accelerators."""
+  environment = {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cuda"}
   return subprocess.run(
-    [sys.executable, "-m", "loopjax.fit", *arguments],
+    [sys.executable, "-m", "loopjax", "fit", *arguments],
     cwd=ROOT,
-    env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+    env={**os.environ, **environment},
     capture_output=True,
     text=True,
   )
