@@ -152,7 +152,6 @@ def train(
   except OSError as error:
     if error.errno in NO_READER:  # Ends the process, but no step is lost.
       save()
-      context.checkpoints.wait()
     raise
   finally:
     tracer.close()

@@ -1,14 +1,17 @@
 """Whole runs: output, resuming, refusals."""
 
+import contextlib
 import errno
 import fcntl
 import json
 import shutil
+import threading
 import time
 import types
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from tests_support import load_config, smoke
 from tests_support import rows_of_metrics as rows
@@ -23,6 +26,7 @@ from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.train import evaluate, scoring
+from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
 
 pytestmark = pytest.mark.usefixtures("sketches", "programs")
@@ -317,6 +321,50 @@ def test_a_directory_in_use_is_refused(tmp_path):
   with workdir_lib.locked(tmp_path), in_use:
     train.run(smoke(), tmp_path, "train")
   assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_run_is_in_use_until_its_save_ends(
+  tmp_path, monkeypatch, error
+):
+  """The save of step 5 ends when the failed run waits for it, or unlocks."""
+  failed, may_end, order = threading.Event(), threading.Event(), []
+  held, handler = workdir_lib._held, ocp.PyTreeCheckpointHandler
+  wait, end = ocp.CheckpointManager.wait_until_finished, handler.finalize
+
+  def fail(*_):
+    failed.set()
+    raise error
+
+  def wait_for_save(manager):
+    if failed.is_set():
+      may_end.set()
+    wait(manager)
+
+  def end_save(*args):
+    may_end.wait()
+    end(*args)
+    order.append("saved")
+
+  @contextlib.contextmanager
+  def watched(workdir):
+    try:
+      with held(workdir):
+        yield
+    finally:
+      order.append("unlocked")
+      may_end.set()
+
+  monkeypatch.setattr(train_loop, "_log", fail)
+  monkeypatch.setattr(
+    ocp.CheckpointManager, "wait_until_finished", wait_for_save
+  )
+  monkeypatch.setattr(handler, "finalize", end_save)
+  monkeypatch.setattr(workdir_lib, "_held", watched)
+  with pytest.raises(error):
+    train.run(smoke(run__checkpoint_every=5), tmp_path, "train")
+  assert order == ["saved", "unlocked"]
+  assert restore.steps(tmp_path) == [5]
 
 
 def test_a_file_system_without_locks_is_not_a_run_in_use(tmp_path, monkeypatch):
