@@ -25,7 +25,7 @@ from loopjax.optim import chain
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
-from loopjax.train import evaluate, scoring
+from loopjax.train import calls, evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
 
@@ -69,6 +69,31 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert abs(float(rate(10)) / float(rate(9)) - 1) > 1e-3
   assert (finished / "figures" / "puzzle.png").stat().st_size > 0
   assert any((finished / "tb").iterdir())
+
+
+def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
+  """Its operations would take a second of the first rows of metrics."""
+  order, make, take = [], chain.make_schedule, calls.Calls._make
+
+  def noted_schedule(*args):
+    schedule = make(*args)
+
+    def noted(step):
+      order.append("schedule")
+      return schedule(step)
+
+    return noted
+
+  def noted_step(self, arguments):
+    order.append("step")
+    return take(self, arguments)
+
+  monkeypatch.setattr(chain, "make_schedule", noted_schedule)
+  monkeypatch.setattr(calls.Calls, "_make", noted_step)
+  train.run(smoke(optim__learning_rate=2e-3), tmp_path, "train")
+  first = order.index("step")
+  assert "schedule" in order[:first]
+  assert set(order[first:]) == {"step"}
 
 
 def test_groups_add_up(finished):
