@@ -249,8 +249,10 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
 
 def similar(name: object, known: Iterable[str]) -> str:
   """A suggestion to append to a message, "; did you mean 'nine'?", or ""."""
-  near = difflib.get_close_matches(str(name), list(known), n=1)
-  return f"; did you mean {near[0]!r}?" if near else ""
+  # Dashes, which all flags have in common, make none of them alike.
+  words = {one.lstrip("-"): one for one in known}
+  near = difflib.get_close_matches(str(name).lstrip("-"), words, n=1)
+  return f"; did you mean {words[near[0]]!r}?" if near else ""
 
 
 def one_line(error: BaseException, length: int = 200) -> str:

@@ -60,7 +60,13 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   section = f"{key.partition('.')[0]}."
   word = key.rpartition(".")[2]
   same = [name for name in known if word in _short_names(name)]
-  near = [*same, *difflib.get_close_matches(key, known, n=3)]
+  # A section in common makes no two names alike.
+  near = [
+    name
+    for name in difflib.get_close_matches(key, known, n=3)
+    if difflib.get_close_matches(word, [name.rpartition(".")[2]])
+  ]
+  near = [*same, *near]
   if near:
     suggestions = ", ".join(list(dict.fromkeys(near))[:3])
     raise UserError(f"unknown setting {key!r}; did you mean {suggestions}?")

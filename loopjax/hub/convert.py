@@ -209,9 +209,9 @@ def write_run(
     if quantized.kind(params):
       stored: Any = quantized.write(workdir, params)
     else:
-      stored, checkpoints = params, checkpoint.Checkpoints(workdir)
-      checkpoints.save(0, {"params": params}, origin)
-      checkpoints.close()
+      stored = params
+      with checkpoint.Checkpoints(workdir) as checkpoints:
+        checkpoints.save(0, {"params": params}, origin)
     summary = {
       "status": "completed",
       "metrics": {},

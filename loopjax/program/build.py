@@ -46,7 +46,7 @@ class Program(NamedTuple):
     settings: the run's settings.
     mesh: the mesh of devices.
     graphdef: the model without its parameters.
-    schedule: function from the step (from 0) to the learning rate.
+    schedule: compiled function from the step (from 0) to the learning rate.
     costs: FLOPs of the model with the number of loops in training, see
       `protocols.Family.costs`.
     init: compiled function from a random key to the sharded train state.
@@ -149,7 +149,9 @@ def make_program(
     settings=settings,
     mesh=mesh,
     graphdef=graphdef,
-    schedule=chain.make_schedule(settings.optim, settings.run.num_steps),
+    schedule=jax.jit(
+      chain.make_schedule(settings.optim, settings.run.num_steps)
+    ),
     costs=family.costs(settings.model, settings.spec, settings.model.num_loops),
     init=jax.jit(init, out_shardings=shardings),
     train=jax.jit(

@@ -198,20 +198,19 @@ def _run(
       lambda step: restore.state(workdir, step, program.abstract_state),
       set_aside=True,
     )
-    checkpoints = checkpoint_lib.Checkpoints(
+    with checkpoint_lib.Checkpoints(
       workdir,
       keep=settings.run.keep_checkpoints,
       keep_best=settings.run.keep_best,
       scores=dict(scores),
-    )
-    evaluator = evaluate.make_evaluator(program, datasets, notice.check)
-    context = train_loop.RunContext(
-      program, datasets, checkpoints, evaluator, notice, workdir, calls
-    )
-    summary = yield from _train_and_evaluate(
-      context, restored, mode, finish, label
-    )
-    checkpoints.close()
+    ) as checkpoints:
+      evaluator = evaluate.make_evaluator(program, datasets, notice.check)
+      context = train_loop.RunContext(
+        program, datasets, checkpoints, evaluator, notice, workdir, calls
+      )
+      summary = yield from _train_and_evaluate(
+        context, restored, mode, finish, label
+      )
     summary |= environment
     scoring.write(workdir, settings, summary)
   return summary

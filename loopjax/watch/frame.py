@@ -32,8 +32,9 @@ def limits(lines: Sequence[Line]) -> Limits:
   x = np.concatenate([line.x for line in lines])
   y = np.concatenate([line.y for line in lines])
   bottom, top = float(y.min()), float(y.max())
-  if bottom == top:  # Draws constants in the middle.
-    bottom, top = bottom - 0.5, top + 0.5
+  if bottom == top:  # A constant: from 0 to 1 if it may be a share.
+    is_share = 0 <= top <= 1
+    bottom, top = (0.0, 1.0) if is_share else (bottom - 0.5, top + 0.5)
   left, right = float(x.min()), float(x.max())
   return Limits(left, right if right > left else left + 1, bottom, top)
 

@@ -142,6 +142,17 @@ def test_values_of_another_type_are_named(words, said):
     parsed("--config=sudoku_utm:smoke", *words)
 
 
+def test_only_names_that_are_alike_are_suggested():
+  flags = ["--bos", "--prompt", "-h"]
+  assert errors.similar("--promt", flags) == "; did you mean '--prompt'?"
+  assert errors.similar("--hub", flags) == ""  # Dashes do not count,
+  known = dict.fromkeys(["model.rope", "model.width", "run.seed"])
+  with pytest.raises(errors.UserError, match="mean model.width"):
+    sections.check_key("modle.widht", known)
+  with pytest.raises(errors.UserError, match="one of model.rope, model.width"):
+    sections.check_key("model.abc", known)  # nor do names of sections.
+
+
 def test_the_last_config_counts_and_settings_may_come_first():
   words = "--config.run.seed=3", "--config=none.py", "--config", "sudoku_utm"
   options = parsed(*words)

@@ -42,18 +42,9 @@ def abstract(value, mesh=None):
 
 
 @contextlib.contextmanager
-def opening(tmp_path, **options):
-  checkpoints = checkpoint_lib.Checkpoints(tmp_path, **options)
-  try:
-    yield checkpoints
-  finally:
-    checkpoints.close()
-
-
-@contextlib.contextmanager
 def filled(tmp_path, steps, scores=None, **options):
   """Checkpoints of these steps; scores become known after the saves."""
-  with opening(tmp_path, **options) as checkpoints:
+  with checkpoint_lib.Checkpoints(tmp_path, **options) as checkpoints:
     for step in steps:
       checkpoints.save(step, tree(step), {"batches": step})
       if scores and step in scores:
@@ -77,7 +68,7 @@ def test_what_is_saved_comes_back(tmp_path):
 def test_arrays_are_stored_as_they_are(tmp_path):
   """Compression takes longer than it saves, and a second copy in memory."""
   zeros = np.zeros(2**16, np.float32)
-  with opening(tmp_path) as checkpoints:
+  with checkpoint_lib.Checkpoints(tmp_path) as checkpoints:
     checkpoints.save(1, {"params": jnp.asarray(zeros)}, {})
   files = (tmp_path / restore.DIRECTORY).rglob("*")
   stored = [path.read_bytes() for path in files if path.is_file()]
@@ -90,7 +81,9 @@ def test_the_newest_and_the_best_stay(tmp_path):
   with filled(tmp_path, range(1, 7), scores, keep=2, keep_best=1) as kept:
     assert kept.steps() == [2, 5, 6]
     assert restore.best(tmp_path, kept.scores) == 2
-  with opening(tmp_path, keep=1, keep_best=1, scores=scores) as again:
+  with checkpoint_lib.Checkpoints(
+    tmp_path, keep=1, keep_best=1, scores=scores
+  ) as again:
     again.save(7, tree(7), {})
     again.wait()
     assert again.steps() == [2, 7]
@@ -156,7 +149,7 @@ def test_parameters_alone_and_fresh_ones_beside_them(tmp_path):
 def test_parameters_of_a_run_that_averages_are_the_average(tmp_path):
   state = tree(1)
   state["ema"] = jax.tree.map(lambda x: 2 * x, state["params"])
-  with opening(tmp_path) as checkpoints:
+  with checkpoint_lib.Checkpoints(tmp_path) as checkpoints:
     checkpoints.save(1, state, {})
   loaded = restore.params(tmp_path, 1, abstract(state["params"]))
   np.testing.assert_array_equal(
@@ -208,7 +201,7 @@ def test_falling_back_and_setting_aside(tmp_path, capsys):
   assert "checkpoint 9" not in said
   aside = sorted(path.name for path in (tmp_path / "damaged").iterdir())
   assert aside == ["2.0", "5.0"]
-  with opening(tmp_path, keep=2) as checkpoints:
+  with checkpoint_lib.Checkpoints(tmp_path, keep=2) as checkpoints:
     assert checkpoints.steps() == restore.steps(tmp_path) == [1]
     assert not list(directory.glob("*tmp*"))
     checkpoints.save(2, tree(2), {})  # Its place is free again.
@@ -218,7 +211,7 @@ def test_falling_back_and_setting_aside(tmp_path, capsys):
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
   usage = checkpoint_lib.shutil.disk_usage(tmp_path)._replace(free=1000)
-  with opening(tmp_path) as checkpoints:
+  with checkpoint_lib.Checkpoints(tmp_path) as checkpoints:
     monkeypatch.setattr(checkpoint_lib.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(OSError, match="needs 24 KiB, 0 KiB are free"):
       checkpoints.save(1, tree(), {})
@@ -287,7 +280,7 @@ def test_restored_on_another_mesh(tmp_path):
   before = NamedSharding(mesh_of(2, 4, 1), P("fsdp"))
   after = NamedSharding(mesh_of(1, 2, 2), P("tensor", "fsdp"))
   value = tree()["params"]["a"]["kernel"]
-  with opening(tmp_path) as checkpoints:
+  with checkpoint_lib.Checkpoints(tmp_path) as checkpoints:
     checkpoints.save(1, {"x": jax.device_put(value, before)}, {})
     checkpoints.wait()
   wanted = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=after)

@@ -1,14 +1,17 @@
 """Whole runs: output, resuming, refusals."""
 
+import contextlib
 import errno
 import fcntl
 import json
 import shutil
+import threading
 import time
 import types
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from tests_support import load_config, smoke
 from tests_support import rows_of_metrics as rows
@@ -22,7 +25,8 @@ from loopjax.optim import chain
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
-from loopjax.train import evaluate, scoring
+from loopjax.train import calls, evaluate, scoring
+from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
 
 pytestmark = pytest.mark.usefixtures("sketches", "programs")
@@ -65,6 +69,31 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert abs(float(rate(10)) / float(rate(9)) - 1) > 1e-3
   assert (finished / "figures" / "puzzle.png").stat().st_size > 0
   assert any((finished / "tb").iterdir())
+
+
+def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
+  """Its operations would take a second of the first rows of metrics."""
+  order, make, take = [], chain.make_schedule, calls.Calls._make
+
+  def noted_schedule(*args):
+    schedule = make(*args)
+
+    def noted(step):
+      order.append("schedule")
+      return schedule(step)
+
+    return noted
+
+  def noted_step(self, arguments):
+    order.append("step")
+    return take(self, arguments)
+
+  monkeypatch.setattr(chain, "make_schedule", noted_schedule)
+  monkeypatch.setattr(calls.Calls, "_make", noted_step)
+  train.run(smoke(optim__learning_rate=2e-3), tmp_path, "train")
+  first = order.index("step")
+  assert "schedule" in order[:first]
+  assert set(order[first:]) == {"step"}
 
 
 def test_groups_add_up(finished):
@@ -317,6 +346,50 @@ def test_a_directory_in_use_is_refused(tmp_path):
   with workdir_lib.locked(tmp_path), in_use:
     train.run(smoke(), tmp_path, "train")
   assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_run_is_in_use_until_its_save_ends(
+  tmp_path, monkeypatch, error
+):
+  """The save of step 5 ends when the failed run waits for it, or unlocks."""
+  failed, may_end, order = threading.Event(), threading.Event(), []
+  held, handler = workdir_lib._held, ocp.PyTreeCheckpointHandler
+  wait, end = ocp.CheckpointManager.wait_until_finished, handler.finalize
+
+  def fail(*_):
+    failed.set()
+    raise error
+
+  def wait_for_save(manager):
+    if failed.is_set():
+      may_end.set()
+    wait(manager)
+
+  def end_save(*args):
+    may_end.wait()
+    end(*args)
+    order.append("saved")
+
+  @contextlib.contextmanager
+  def watched(workdir):
+    try:
+      with held(workdir):
+        yield
+    finally:
+      order.append("unlocked")
+      may_end.set()
+
+  monkeypatch.setattr(train_loop, "_log", fail)
+  monkeypatch.setattr(
+    ocp.CheckpointManager, "wait_until_finished", wait_for_save
+  )
+  monkeypatch.setattr(handler, "finalize", end_save)
+  monkeypatch.setattr(workdir_lib, "_held", watched)
+  with pytest.raises(error):
+    train.run(smoke(run__checkpoint_every=5), tmp_path, "train")
+  assert order == ["saved", "unlocked"]
+  assert restore.steps(tmp_path) == [5]
 
 
 def test_a_file_system_without_locks_is_not_a_run_in_use(tmp_path, monkeypatch):

@@ -163,9 +163,14 @@ def test_points_are_joined_and_what_is_outside_is_at_the_edge():
   assert (cells != 0).any(axis=1).all()  # In every row of characters.
 
 
-def test_a_constant_is_in_the_middle():
-  line = runs.Line("flat", np.array([5]), np.array([2.0]))
-  assert frame.limits([line]) == (5, 6, 1.5, 2.5)
+@pytest.mark.parametrize(
+  ("value", "bottom", "top"),
+  [(2.0, 1.5, 2.5), (-0.25, -0.75, 0.25), (0.0, 0, 1), (0.25, 0, 1), (1, 0, 1)],
+)
+def test_a_constant_is_in_the_middle_or_a_share(value, bottom, top):
+  """No axis of shares goes below 0."""
+  line = runs.Line("flat", np.array([5]), np.array([value]))
+  assert frame.limits([line]) == (5, 6, bottom, top)
 
 
 def printed(found, width):
@@ -180,7 +185,7 @@ def test_runs_stand_side_by_side_where_there_is_room(tmp_path):
     runs.read(make(tmp_path / name, rows), NOW)
     for name, rows in (
       ("first", halves),
-      ("second", [*halves, validation(50, 0.75, 1.0)]),
+      ("second", [*halves, validation(50, 0.75, 1.5)]),
     )
   ]
   wide, narrow = printed(found, 120), printed(found, 50)
@@ -194,7 +199,7 @@ def test_runs_stand_side_by_side_where_there_is_room(tmp_path):
     assert "validation 0.75" in text
     # One range for both: down to the loss of the second one's evaluation.
     assert len(re.findall(r"[│ ] +4 ", text)) == 2
-    assert len(re.findall(r"[│ ] +1 ", text)) == 2
+    assert len(re.findall(r"[│ ] +1\.5 ", text)) == 2
     assert "nothing yet" in text  # The first has no score.
 
 

@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     prog="loopjax analysis",
     description=(
       "Analyses the states between the loops of a multi-hop run at its newest "
-      "checkpoint. Loops are numbered from 1, positions from 0."
+      "checkpoint. Loops are numbered from 1, positions from 0. Other tasks "
+      "have their figures in loopjax report."
     ),
   )
   parser.add_argument("workdir", type=pathlib.Path, metavar="RUN", help="a run")
@@ -263,7 +264,10 @@ def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
   settings = config_lib.of_run(workdir, str(workdir))
   if not isinstance(settings.task, task_lib.Config):
     task = settings.plain["task"]["name"]
-    raise UserError(f"{workdir}: task.name={task!r} is not 'multihop'")
+    raise UserError(
+      f"{workdir}: task.name={task!r}, but loopjax analysis is for 'multihop'"
+      " alone; loopjax report shows the figures of a run of any task"
+    )
   if unseen := set(_TRACES).difference(settings.family.traces):
     raise UserError(
       f"{workdir}: model.name={settings.model_name!r} does not record "

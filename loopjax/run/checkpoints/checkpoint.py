@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -20,7 +20,10 @@ from loopjax.run.checkpoints import integrity, restore
 
 
 class Checkpoints:
-  """The checkpoints of one run.
+  """The checkpoints of one run, open in a `with` block.
+
+  However the block ends, no save is in progress after it: the lock of a block
+  around it outlives all of them.
 
   Each holds the train state and "meta", a JSON object with the caller's
   metadata and the shape, dtype and checksum of every array, protected by a
@@ -69,6 +72,16 @@ class Checkpoints:
     # JAX counts the queries for preemption, which only `preemption` may make.
     self._manager.reached_preemption = lambda step: False
 
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    # With several processes any other error ends this one immediately: a save
+    # would wait for the others, which may be gone.
+    ends = error is None or isinstance(error, OSError)
+    if ends or jax.process_count() == 1:
+      self.close()
+
   def steps(self) -> list[int]:
     """Steps with a checkpoint, damaged or not, oldest first."""
     return sorted(self._manager.all_steps())
@@ -104,8 +117,10 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits for pending saves and closes the directory."""
-    self.wait()
-    self._manager.close()
+    try:
+      self.wait()
+    finally:
+      self._manager.close()  # Waits again if Ctrl-C ended the wait.
 
   def _check_room(self, state: Any) -> None:
     """Checks disk space first: Orbax's own error is hundreds of lines long."""
