@@ -28,10 +28,10 @@ from loopjax.kernels.gated_kv import Weights, gated_kv, pallas_tpu, reference
 # Unwritten memory is NaN, and so are the ends of partial tiles.
 POISON = pltpu.InterpretParams(uninitialized_memory="nan")
 CASES = {
-  # One token per row, each at a different place; one row is not written.
+  # One token per row, each at a different place; two rows are not written.
   "decode": {
-    "batch": 3, "tokens": 1, "width": 24, "heads": 3, "head_width": 8,
-    "rows": 5, "start": (4, -1, 0),
+    "batch": 4, "tokens": 1, "width": 24, "heads": 3, "head_width": 8,
+    "rows": 5, "start": (4, -1, 0, 2**31 - 1),
   },
   # One example does not fit, and is not partly written.
   "chunk": {

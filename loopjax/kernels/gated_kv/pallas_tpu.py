@@ -211,7 +211,7 @@ def _update_kernel(
         token = first + i * run
         example = jax.lax.div(token, each)
         row = start[example]
-        fits = (row >= 0) & (row + each <= keys.shape[1])
+        fits = (row >= 0) & (row <= keys.shape[1] - each)
 
         @pl.when(fits)
         def act_on_keys_and_values():

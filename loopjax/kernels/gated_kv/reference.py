@@ -121,6 +121,6 @@ def read(cache: Array, start: Array, num_tokens: int) -> Array:
 
 def _places(start: Array, num_tokens: int, length: int) -> tuple[Array, Array]:
   """Example and row of each token; the row is L where nothing is written."""
-  fits = (start >= 0) & (start + num_tokens <= length)
+  fits = (start >= 0) & (start <= length - num_tokens)
   rows = start[:, None] + jnp.arange(num_tokens)[None]
   return jnp.arange(len(start))[:, None], jnp.where(fits[:, None], rows, length)
