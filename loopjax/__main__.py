@@ -21,7 +21,7 @@ With a RUN, a work directory or zoo:NAME (watch: only work directories):
   report, table, watch, play    HTML page, table of runs, curves, loop by loop
   generate, serve               text in the terminal, or over HTTP
   score, eval, answers          its own task, request files, pass@k
-  analysis, hub                 of multi-hop runs alone; import and export
+  analysis, hub                 states of multi-hop runs; import and export
 No run needed: fit (does a config fit a machine you do not have?)"""
 
 # The module whose main is run, and the flags that the subcommand implies.
