@@ -13,7 +13,8 @@ Source: arXiv 2604.21999, section 4.1. Presets:
           hard puzzles 0.371 after 94 minutes on one core, and 0 on the hardest
           list: docs/results.md.
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. On an H200, 27
-          steps per second with `loop.kernels=gpu`; not trained.
+          steps per second with `loop.kernels=gpu` (docs/scaling.md); not
+          trained.
   paper   59,872 steps of 256 puzzles of Sudoku-Extreme, from the Hugging Face
           Hub. Not run; the paper's exact match is 0.569 on 12,800 puzzles.
           Ours: a twentieth of the puzzles is held out, which makes these steps

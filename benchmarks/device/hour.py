@@ -108,7 +108,7 @@ def operands(kind, seed, toy, large=False):
   batch, tokens = int(random.integers(1, 4)), int(random.integers(1, 513))
   tokens = 3 if seed == 0 else tokens  # Fewer than any tile, and odd.
   tokens = min(tokens, 16) if toy else tokens
-  if large and not toy:
+  if large:
     batch, tokens = 8, 2048
   if kind == "gated_kv":
     from gated_kv_examples import arrays
@@ -120,7 +120,7 @@ def operands(kind, seed, toy, large=False):
       head_width=64, rows=tokens + 8, start=[8] * batch,
     )  # fmt: skip
   heads, width = (1, 64) if toy else (int(random.integers(1, 9)), 128)
-  heads = 8 if large and not toy else heads
+  heads = 8 if large else heads
 
   def normal(*shape):
     return jnp.asarray(random.normal(size=shape), jnp.bfloat16)
@@ -211,7 +211,7 @@ def kernel_time(kind, toy):
   """A kernel against XLA, forward and with gradients, and against PyTorch."""
   import jax
 
-  args = operands(kind, 0, toy, large=True)
+  args = operands(kind, 0, toy, large=not toy)
   found = {"shapes": [list(x.shape) for x in jax.tree.leaves(args)[:3]]}
   for name in ("plain",) if toy else ("plain", "kernel"):
     run = function(kind, kernel=name == "kernel")
