@@ -120,7 +120,7 @@ def draw_panels(
         curve.x,
         curve.y,
         color=draw.color(curve.color),
-        linestyle="--" if curve.dashed else "-",
+        linestyle=draw.dashes(curve.color, curve.dashed),
         marker="o" if "." in panel.over else None,
         ms=4,
         linewidth=1.2,
@@ -165,7 +165,8 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
       label = grouping.as_text(column.settings)
       cells = [column.cells[place] for place in places]
       intervals = [cell and cell.interval for cell in cells]
-      _points(axes, cells, intervals, draw.color(number), label)
+      color, line = draw.color(number), draw.dashes(number)
+      _points(axes, cells, intervals, color, label, line=line)
     if any(axes.get_legend_handles_labels()[1]):
       axes.legend(frameon=False, fontsize=9)
   return figure
@@ -268,7 +269,7 @@ def _num_seeds(numbers: _Numbers) -> str:
 
 
 class Curve(NamedTuple):
-  """A line of a panel; `color` is a number."""
+  """A line of a panel; `color` is a number, `dashed` its second score."""
 
   color: int
   label: str

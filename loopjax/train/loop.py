@@ -243,6 +243,7 @@ def _compile(
   context: RunContext, arguments: calls_lib.Arguments, writer: metrics.Writer
 ) -> dict[str, Any]:
   """The costs of the training call, which it compiles."""
+  writer.say("compiling the training step")  # Minutes, for large models.
   start = time.perf_counter()
   compiled = context.calls.compile(context.program, arguments)
   context.program.schedule(0)  # Compiled here, not between timed steps.

@@ -144,6 +144,8 @@ def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
   assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
   assert {":gpu,", ":tiny,", ":nine,", ":extreme"} <= set(lines[1].split())
   assert lines[2].startswith("time: about a few seconds, estimated")
+  compiling = lines.index("compiling the training step")
+  assert lines[compiling + 1].startswith("compiled the training step in ")
   assert sum("steps per second; " in line for line in lines) == 1
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0

@@ -46,8 +46,17 @@ def grid(
 
 
 def color(number: int) -> str:
-  """A colour of the palette; they repeat."""
+  """A colour of the palette; they repeat, with other `dashes`."""
   return PALETTE[number % len(PALETTE)]
+
+
+def dashes(number: int, second: bool = False) -> str:
+  """The line style of a curve in `color(number)`, or of its second score.
+
+  Colour and style differ for as many curves as two palettes have colours.
+  """
+  again = number // len(PALETTE) % 2
+  return ("-", "--", ":", "-.")[2 * again + second]
 
 
 def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:
