@@ -1,5 +1,6 @@
 """Steps with non-finite numbers change nothing, are counted, and explained."""
 
+import dataclasses
 import functools
 import runpy
 import types
@@ -199,13 +200,13 @@ def with_logarithm_of_zero(loss):
 def test_debug_nans_names_the_operation(monkeypatch, tmp_path):
   from loopjax.models import utm
 
-  monkeypatch.setattr(utm, "loss", with_logarithm_of_zero(utm.loss))
+  loss = with_logarithm_of_zero(utm.FAMILY.loss)
+  monkeypatch.setattr(utm, "FAMILY", dataclasses.replace(utm.FAMILY, loss=loss))
   summary = train.run(smoke(run__debug_nans=True), tmp_path, "train")
   assert summary["status"] == "diverged"
   assert "encountered in log" in summary["reason"]
-  assert (
-    "loopjax/program/step.py:" in summary["reason"]
-  )  # Where the loss is called.
+  called = "loopjax/program/step.py:"  # Where the loss is called.
+  assert called in summary["reason"]
   assert summary["steps"] == 15  # The call of steps 10 .. 14.
 
 
