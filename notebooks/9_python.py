@@ -46,7 +46,7 @@ import loopjax
 
 sums = loopjax.load("zoo:sums_melt")
 print(sums)
-print(sums.generate("3+4+8+2+1+1+5+9=", num_tokens=24, temperature=0.0))
+print(sums.generate("3+4+8+2+1+1+5+9=", max_new_tokens=24, temperature=0.0))
 
 # %% [markdown]
 # ## What it predicts after each loop
@@ -110,7 +110,7 @@ import shutil
 shutil.rmtree(RUNS / "mine", ignore_errors=True)
 loopjax.save(m, RUNS / "mine")
 again = loopjax.load(RUNS / "mine")
-print(again.generate("The model", num_tokens=40, temperature=0.0))
+print(again.generate("The model", max_new_tokens=40, temperature=0.0))
 
 # %% [markdown]
 # ## A training loop of your own

@@ -165,9 +165,9 @@ def test_it_is_trained_saved_and_read_by_commands(
   )
   assert [number for number, *_ in seen] == [20, 40]
   assert seen[1][1] < seen[0][1] and seen[1][2] > seen[0][2]
-  text = found.generate("a", num_tokens=5, temperature=0.0, stop="ab")
+  text = found.generate("a", max_new_tokens=5, temperature=0.0, stop="ab")
   assert text == "aaaaa"
-  prompts, drawn = ["a", "aa", "aaa"], {"num_tokens": 5, "temperature": 3.0}
+  prompts, drawn = ["a", "aa", "aaa"], {"max_new_tokens": 5, "temperature": 3.0}
   texts = found.generate(prompts, seed=7, **drawn)  # Seeds 7, 8, 9.
   assert texts == [
     found.generate(prompt, seed=7 + number, **drawn)
@@ -285,7 +285,7 @@ def test_prompts_begin_as_in_training(model):
     tx=optax.adam(2e-2),
     quiet=True,
   )
-  greedy = {"num_tokens": 3, "temperature": 0.0}
+  greedy = {"max_new_tokens": 3, "temperature": 0.0}
   assert found.generate("a", **greedy) == "bbb"
   assert found.generate("a", bos="none", **greedy) == "aaa"
   assert len(found.generate("a", temperature=0.0)) == 15  # All that fits.
@@ -426,8 +426,9 @@ def test_models_of_the_pages_can_be_built():
     (lambda m: m.generate(["a", 3]), "prompt=3 must be a string"),
     (lambda m: m.generate("a", bos="<s>"), "bos='<s>' is not a token of bytes"),
     (
-      lambda m: m.generate("abc", num_tokens=14),
-      "num_tokens=14 is more than the 13 tokens that fit after a prompt of 4",
+      lambda m: m.generate("abc", max_new_tokens=14),
+      "max_new_tokens=14 is more than the 13 tokens that fit after a prompt"
+      " of 4",
     ),
     (
       lambda m: loopjax.loss(m, np.ones((1, 4), int), [[1, 2, -100, 3]]),
@@ -589,7 +590,7 @@ SMALLER = {
   "width=128": "width=16", "num_layers=2": "num_layers=1",
   "steps=1000": "steps=2", "width=32": "width=16",
   "num_loops=24": "num_loops=2",
-  "num_tokens=50": "num_tokens=2", "length=128": "length=32",
+  "max_new_tokens=50": "max_new_tokens=2", "length=128": "length=32",
   "(8, 128)": "(2, 32)",
 }  # fmt: skip
 

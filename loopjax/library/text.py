@@ -26,7 +26,7 @@ def generate(
   model: Any,
   prompt: str | Sequence[str],
   *,
-  num_tokens: int | None = None,
+  max_new_tokens: int | None = None,
   num_loops: int | None = None,
   temperature: float = 1.0,
   top_k: int = 0,
@@ -42,7 +42,7 @@ def generate(
   Args:
     prompt: the text to continue; or several, for a list of continuations,
       each the same as alone (up to the rounding of a batch).
-    num_tokens: maximum number of tokens to generate; 256, or as many as fit
+    max_new_tokens: maximum number of tokens to generate; 256, or as many as fit
       into the model's sequence length after the prompt, if None.
     num_loops: number of loops per token; as in evaluation if None.
     temperature: divides the logits; 0 for greedy decoding.
@@ -56,7 +56,7 @@ def generate(
 
   Raises:
     UserError: the model is not a language model, a number is out of range, or
-      the prompt or `num_tokens` does not fit into the sequence length.
+      the prompt or `max_new_tokens` does not fit into the sequence length.
   """
   seed = checked.integer("seed", seed, 0)
   sampling = Sampling(
@@ -78,13 +78,13 @@ def generate(
   language_model, engine = _generator(model, loops, bos, slots)
   tokenizer, requests = language_model.tokenizer, []
   for number, tokens in enumerate(map(tokenizer.encode_prompt, prompts)):
-    if num_tokens is not None:
-      num_tokens = checked.integer("num_tokens", num_tokens, 1)
-      engine.limits.check_room("num_tokens", num_tokens, len(tokens))
+    if max_new_tokens is not None:
+      max_new_tokens = checked.integer("max_new_tokens", max_new_tokens, 1)
+      engine.limits.check_room("max_new_tokens", max_new_tokens, len(tokens))
     seed = (sampling.seed + number) % 2**32
     request = GenerationRequest(
       tokens,
-      num_tokens or text_flags.MAX_NEW_TOKENS,
+      max_new_tokens or text_flags.MAX_NEW_TOKENS,
       dataclasses.replace(sampling, seed=seed),
       stop_tokens=language_model.stop_tokens,
     )

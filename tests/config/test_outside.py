@@ -112,7 +112,7 @@ def test_a_run_is_read_where_nothing_is_registered(workdirs, installed, capsys):
   forget(None)
   model = loopjax.load(path)
   assert model.about.settings.model.keep_logit == -1
-  again = model.generate("1+2=", num_tokens=4, temperature=0)
+  again = model.generate("1+2=", max_new_tokens=4, temperature=0)
   assert text.strip() == f"1+2={again}".strip()
 
 

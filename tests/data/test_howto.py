@@ -220,7 +220,7 @@ def test_the_copied_family_is_a_language_model(copied):
   """A token at a time, with a cache, as in one call; saved, it is the same."""
   (copied / "mine.txt").write_text("Once there was a house.\n\n" * 4000)
   model = run_block("model.md")["m"]
-  text = model.generate("abc", num_tokens=3, temperature=0.0, bos="none")
+  text = model.generate("abc", max_new_tokens=3, temperature=0.0, bos="none")
   ids = np.array([[97, 98, 99, 0, 0, 0]], np.int32)  # It reads no later token.
   for end in range(3, 6):
     ids[0, end] = np.argmax(model.logits(ids)[0, end - 1, :256])

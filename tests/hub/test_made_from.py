@@ -176,7 +176,9 @@ def test_all_phases_of_melt_run_and_its_text_can_be_read(run, text, tmp_path):
   workdir = tmp_path / items[-1].slug
   gates = trained.read(workdir).params["latent_gates"]
   assert np.abs(gates["bias"]).max() > 0
-  made = loopjax.load(workdir).generate("w1 w2", num_tokens=3, temperature=0)
+  made = loopjax.load(workdir).generate(
+    "w1 w2", max_new_tokens=3, temperature=0
+  )
   assert 0 < len(made.split()) <= 3
 
 
