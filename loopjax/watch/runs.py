@@ -82,9 +82,10 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   )
 
 
-def not_there(workdir: pathlib.Path) -> Run:
-  """A run whose directory does not exist yet."""
-  said = workdir_lib.no_run(workdir, "waiting: it")
+def to_come(workdir: pathlib.Path) -> Run:
+  """A run that has no directory yet, or no config."""
+  missing = workdir_lib.no_run(workdir, "waiting: it")
+  said = "starting" if workdir.is_dir() else missing
   return Run(workdir.name, "run", 0, 1, said, ended=False, rates={}, panels={})
 
 
