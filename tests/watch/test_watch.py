@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
 
@@ -282,6 +283,12 @@ def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, monkeypatch):
   (tmp_path / "other").mkdir()
   with refused("other contains no run: config.json is missing"):
     command._follow(console, [tmp_path / "other"], 0.5)
+
+
+def test_a_run_here_has_a_name(tmp_path, monkeypatch):
+  folder = make(tmp_path / "run", [train(10)])
+  monkeypatch.chdir(folder)
+  assert runs.read(pathlib.Path("."), NOW).name == "run"
 
 
 def test_a_name_is_text(tmp_path, capsys):
