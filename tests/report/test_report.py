@@ -465,8 +465,8 @@ def test_lines_of_one_colour_have_other_markers(monkeypatch):
     for n in range(25)
   ]
   pivot = records.Pivot([{"model.num_loops": 1}], columns)
-  for one in (figure, plots.draw_pivot(pivot, "model.num_loops")):
-    (axes,) = (axes for axes in one.get_axes() if axes.get_visible())
+  for drawn in (figure, plots.draw_pivot(pivot, "model.num_loops")):
+    (axes,) = (axes for axes in drawn.get_axes() if axes.get_visible())
     lines = axes.get_legend_handles_labels()[0]
     looks = [look_of(line) for line in lines]
     assert len(looks) == len({*looks}) == 25
