@@ -9,6 +9,7 @@ import io
 import os
 import pathlib
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -224,7 +225,7 @@ class Parser(argparse.ArgumentParser):
     if flag == "--workdir" and "RUN" in arguments:
       raise UserError(
         "--workdir is for training commands; pass the run as an argument:"
-        f" {self.prog} {value or 'RUN'}"
+        f" {self.prog} {shlex.quote(value or 'RUN')}"
       )
     near = similar(self.meant.get(flag, flag), self._option_string_actions)
     raise UserError(f"unknown flag {flag!r}{near}")

@@ -50,6 +50,12 @@ def pairs():
     yield rows, rows
 
 
+def batch_with(**arrays):
+  """A batch as a dict, with other arrays."""
+  inputs, targets = next(pairs())
+  return {"inputs": inputs, "targets": targets, **arrays}
+
+
 def test_datasets_of_a_model_have_the_settings_of_its_task():
   found = loopjax.datasets(of_zoo("sudoku_6x6"), batch_size=4)
   for name in ("validation", "test"):
@@ -106,6 +112,14 @@ def test_seeds_are_a_batch_of_models():
   np.testing.assert_allclose(losses[1], value, rtol=1e-5)
   for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(alone), strict=True):
     np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_of_numpy_are_settings():
+  sizes = dict(zip(SMALL, np.array([*SMALL.values()]), strict=True))
+  built = loopjax.build("looped", seed=np.int64(1), **sizes)
+  made = loopjax.build("looped", seed=1, **SMALL)
+  assert built.about == made.about
+  jax.tree.map(np.testing.assert_array_equal, built.params, made.params)
 
 
 def test_models_of_the_same_settings_are_alike(model):
@@ -389,6 +403,45 @@ def test_models_of_the_pages_can_be_built():
       "ids from 3 to 1000000 are not in",
     ),
     (lambda m: m.logits([-1, 3]), "ids from -1 to 3 are not in"),
+    (lambda m: m.logits([[1, 2], [3]]), "tokens is not an array of numbers"),
+    (
+      lambda m: loopjax.loss(m, [[1, 2], [3]], [[1, 2], [3]]),
+      "inputs is not an array of numbers",
+    ),
+    (lambda m: loopjax.loss(m, 5), "a batch is .inputs, targets."),
+    (lambda m: m.fit([None], steps=1), "a batch is .inputs, targets."),
+    (
+      lambda m: m.fit([batch_with(text=np.array([["a"], ["b"]]))], steps=1),
+      "text is not an array of numbers: array",
+    ),
+    (
+      lambda m: m.fit([batch_with(weights=None)], steps=1),
+      "weights is not an array of numbers: None",
+    ),
+    (
+      lambda m: m.fit([(np.ones((2, 0), int),) * 2], steps=1),
+      r"a batch of shape \(2, 0\) has no tokens",
+    ),
+    (lambda m: loopjax.build("looped", seed="a"), "seed='a' must be an integ"),
+    (
+      lambda m: loopjax.build("looped", width=16, num_heads=2, seed=2**32),
+      "seed=4294967296 must be less than",
+    ),
+    (lambda m: m.fit(pairs(), steps=1, seed=2**32), "must be less than 2..32"),
+    (
+      lambda m: loopjax.datasets("text", train_files=[]),
+      "task.train_files is empty",
+    ),
+    (
+      lambda m: of_zoo("sudoku_6x6").evaluate(boards()["test"][:0]),
+      "evaluate expects an evaluation split",
+    ),
+    (
+      lambda m: loopjax.run_sweep(
+        f"{ROOT}/configs/sudoku_utm.py:smoke", ["a", "b"]
+      ),
+      "item 'a' is not a dict",
+    ),
     (
       lambda m: of_zoo("sudoku_6x6").logits([1, 2]),
       "tokens: 'utm' expects rows of 36 tokens, not 2",

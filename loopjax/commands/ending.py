@@ -1,6 +1,7 @@
 """What a run prints at its end: its scores in a line, and what to do next."""
 
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def lines(
   if pictures.is_dir():
     texts.append(f"figures: {pictures}; all scores: {directory}/summary.json")
   if mode != "eval":
-    texts.append(f"next: loopjax report {workdir}")
+    texts.append(f"next: loopjax report {shlex.quote(str(workdir))}")
   return texts
 
 
@@ -63,7 +64,7 @@ def of_seeds(
     elif summary["status"] == "preempted":
       said.append(f"step {summary['steps']}; the same command resumes it")
     texts.append(f"seed {seed}: {'; '.join(said)}")
-  return [*texts, f"next: loopjax table {workdir}"]
+  return [*texts, f"next: loopjax table {shlex.quote(str(workdir))}"]
 
 
 def scores(

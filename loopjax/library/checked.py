@@ -26,16 +26,29 @@ def integer(name: str, value: Any, low: int) -> int:
   return int(value)
 
 
+def seed(value: Any) -> int:
+  """A seed as an int; UserError unless JAX keeps all of its bits."""
+  number = integer("seed", value, 0)
+  if number >= 2**32:
+    raise UserError(f"seed={number} must be less than 2**32")
+  return number
+
+
 def setting(name: str, value: Any) -> Any:
-  """A setting's value as a config has it: paths are text, joined by commas."""
+  """A setting's value as a config has it.
+
+  NumPy's numbers become Python's, and paths text, joined by commas.
+  """
+  if isinstance(value, np.generic):
+    return value.item()
   is_list = isinstance(value, list | tuple) and name.endswith("_files")
-  paths = [str(x) for x in value] if is_list else []
-  if isinstance(value, os.PathLike):
-    paths = [str(value)]
+  if not is_list and not isinstance(value, os.PathLike):
+    return value
+  paths = [str(x) for x in value] if is_list else [str(value)]
   for path in paths:
     if "," in path and name.endswith("_files"):
       raise UserError(f"{name}: {path!r} has a comma, which separates files")
-  return ",".join(paths) if paths else value
+  return ",".join(paths)
 
 
 def loops(settings: config_lib.Settings, num_loops: Any, default: int) -> int:
@@ -92,16 +105,23 @@ def batch(
 ) -> dict[str, Any]:
   """A batch with all that a loss reads, of the same shapes as the first."""
   if not isinstance(data, Mapping):
-    if isinstance(data, str) or len(data) != 2:
-      raise UserError("a batch is (inputs, targets), or a dict that has them")
-    data = dict(zip(("inputs", "targets"), data, strict=True))
+    try:
+      inputs, targets = data
+    except (TypeError, ValueError):
+      raise UserError(
+        "a batch is (inputs, targets), or a dict that has them"
+      ) from None
+    data = {"inputs": inputs, "targets": targets}
   arrays = {}
   for name in ("inputs", "targets"):
     if name not in data:
       raise UserError(f"a batch needs {name!r}, token ids [B, T]")
     arrays[name] = ids(settings, name, data[name])
-  arrays |= {k: jnp.asarray(x) for k, x in data.items() if k not in arrays}
+  for name in data.keys() - arrays.keys():
+    arrays[name] = jnp.asarray(array(name, data[name]))
   shape = arrays["targets"].shape
+  if 0 in shape:
+    raise UserError(f"a batch of shape {shape} has no tokens")
   arrays.setdefault("weights", jnp.ones(shape))
   arrays["weights"] = arrays["weights"].astype(jnp.float32)
   for name in ("inputs", "weights"):
@@ -116,15 +136,33 @@ def batch(
   return arrays
 
 
+def array(name: str, value: Any) -> Any:
+  """An array of the host or, if it already is there, of the device.
+
+  Raises:
+    UserError: it is not one of numbers, or its rows have several lengths.
+  """
+  if isinstance(value, jax.Array):
+    return value
+  try:
+    found = np.asarray(value)
+  except ValueError:  # Rows of several lengths.
+    found = np.asarray(None)
+  if found.dtype != bool and not jnp.issubdtype(found.dtype, jnp.number):
+    said = " ".join(repr(value).split())
+    raise UserError(f"{name} is not an array of numbers: {said:.80}")
+  return found
+
+
 def _integers(name: str, value: Any) -> Any:
   """An integer array [B, T]; raises UserError if it is another one."""
-  array = value if isinstance(value, jax.Array) else np.asarray(value)
-  if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.integer):
+  found = array(name, value)
+  if found.ndim != 2 or not jnp.issubdtype(found.dtype, jnp.integer):
     raise UserError(
-      f"{name} of shape {array.shape} and dtype {array.dtype} are invalid:"
+      f"{name} of shape {found.shape} and dtype {found.dtype} are invalid:"
       " expected integer ids [B, T]"
     )
-  return array
+  return found
 
 
 def _check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:

@@ -75,7 +75,11 @@ def evaluate(
     program = _program(of_task(here, settings), loops, here.eval.batch_size)
     datasets = train.make_datasets(program.settings, program.mesh, [dataset])
     evaluator, whole = evaluate_lib.make_evaluator(program, datasets), dataset
-  elif not isinstance(dataset, grain.MapDataset) or "valid" not in dataset[0]:
+  elif (
+    not isinstance(dataset, grain.MapDataset)
+    or not len(dataset)
+    or "valid" not in dataset[0]
+  ):
     raise UserError(
       "evaluate expects an evaluation split: 'validation', 'test' or"
       " loopjax.datasets(...)['test']"

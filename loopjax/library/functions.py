@@ -65,6 +65,8 @@ def build(
   """
   config = _config(model, task, settings)
   resolved = config_lib.resolve(config)
+  if not isinstance(seed, jax.Array):
+    seed = checked.seed(seed)
   params = fresh.fresh_params(resolved, jax.random.key(seed))
   graphdef, _ = program_lib.abstract_model(resolved)
   return Model(params, graphdef, About(resolved))
@@ -169,7 +171,7 @@ def datasets(
       setting with which the task has other tokens than the model.
   """
   batch_size = checked.integer("batch_size", batch_size, 1)
-  seed = checked.integer("seed", seed, 0)
+  seed = checked.seed(seed)
   record: Any
   if isinstance(task, Model):
     changed = of_task(task.about.settings, settings)

@@ -150,22 +150,17 @@ class Model:
   ) -> tuple[Array, dict[str, Array]]:
     settings = self.about.settings
     loops = checked.loops(settings, num_loops, settings.model.num_loops)
-    ids, packed = _array(tokens), None
+    ids, packed = checked.array("tokens", tokens), None
     is_row = ids.ndim == 1
     rows = checked.ids(settings, "tokens", ids[None] if is_row else ids)
     if documents is not None:
-      packed = _array(documents)
+      packed = checked.array("documents", documents)
       packed = packed[None] if is_row else packed
       packed = checked.documents(settings, packed, rows.shape)
     logits, trace = _forward(self, rows, loops, names, packed)
     if not is_row:
       return logits, trace
     return logits[0], jax.tree.map(lambda x: x[:, 0], trace)
-
-
-def _array(x: Any) -> Any:
-  """An array of the host or, if it already is there, of the device."""
-  return x if isinstance(x, jax.Array) else np.asarray(x)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

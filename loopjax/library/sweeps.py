@@ -95,7 +95,7 @@ def run_sweep(
     of_config = items_lib.load_sweeps(file)
   else:
     name, recorded = _OWN, ""  # No command runs a list again.
-    by_name = {name: list(items)}
+    by_name = {name: [_checked(item) for item in items]}
     of_config = lambda _: by_name  # noqa: E731
 
   def sweeps(config: Any) -> dict[str, Any]:
@@ -115,12 +115,20 @@ def run_sweep(
   return table(place / f"sweep-{name}.json", metrics)
 
 
+def _checked(item: Any) -> dict[str, Any]:
+  """The settings of an item; raises UserError if it has none by name."""
+  if not isinstance(item, Mapping):
+    raise UserError(f"item {item!r:.80} is not a dict of settings")
+  return {name: checked.setting(name, value) for name, value in item.items()}
+
+
 def _with_seeds(
   items: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
   """Each item with each seed."""
   copies = [dict(item) for item in items]
-  if not len(seeds):
+  numbers = list(map(checked.seed, seeds))
+  if not numbers:
     return copies
   for item in copies:
     if "run.seed" in item:
@@ -129,7 +137,7 @@ def _with_seeds(
       raise UserError(
         "seeds: items that start from each other need their own run.seed"
       )
-  return config_lib.product(copies, config_lib.axis("run.seed", *seeds))
+  return config_lib.product(copies, config_lib.axis("run.seed", *numbers))
 
 
 def _names(names: str | Sequence[str]) -> list[str]:

@@ -58,7 +58,7 @@ def generate(
     UserError: the model is not a language model, a number is out of range, or
       the prompt or `max_new_tokens` does not fit into the sequence length.
   """
-  seed = checked.integer("seed", seed, 0)
+  seed = checked.seed(seed)
   sampling = Sampling(
     temperature, top_k, top_p, min_p, repetition_penalty, seed=seed
   )

@@ -72,7 +72,7 @@ def fit(
   """
   steps = checked.integer("steps", steps, 1)
   every = checked.integer("every", every, 1)
-  seed = checked.integer("seed", seed, 0)
+  seed = checked.seed(seed)
   settings = model.about.settings
   if tx is None:
     tx = _optimizer(model.about, steps)

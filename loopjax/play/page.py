@@ -54,7 +54,7 @@ def facts(
   """
   settings = source.settings
   return {
-    "run": source.workdir.name, "step": step, "loops": source.loops,
+    "run": source.workdir.absolute().name, "step": step, "loops": source.loops,
     "trainedLoops": settings.model.num_loops, "levels": list(levels),
     "family": settings.model_name, **more,
   }  # fmt: skip

@@ -19,6 +19,7 @@ from loopjax.report import runs as runs_lib
 FORMATS = (".png", ".pdf", ".svg")  # Endings of `draw_pivot`'s files.
 _MAX_PANELS = 2
 _SIZE = 4.6, 3.3  # Of a panel, in inches.
+_MARKS = 12  # On a line, about.
 _LINE = 75  # Characters of a legend, side by side, below a panel.
 _UNITS = {
   "examples": "examples seen", "loops": "loops",
@@ -115,13 +116,15 @@ def draw_panels(
     if panel.band:
       _bands(axes, panel, groups)
     for curve in curves:
+      is_marked = "." in panel.over or curve.color >= len(draw.PALETTE)
       known = axes.get_legend_handles_labels()[1]
       axes.plot(
         curve.x,
         curve.y,
         color=draw.color(curve.color),
-        linestyle=draw.dashes(curve.color, curve.dashed),
-        marker="o" if "." in panel.over else None,
+        linestyle="--" if curve.dashed else "-",
+        marker=draw.marker(curve.color) if is_marked else None,
+        markevery=max(len(curve.x) // _MARKS, 1),
         ms=4,
         linewidth=1.2,
         label=None if curve.dashed or curve.label in known else curve.label,
@@ -165,8 +168,8 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
       label = grouping.as_text(column.settings)
       cells = [column.cells[place] for place in places]
       intervals = [cell and cell.interval for cell in cells]
-      color, line = draw.color(number), draw.dashes(number)
-      _points(axes, cells, intervals, color, label, line=line)
+      look = draw.color(number), label, draw.marker(number)
+      _points(axes, cells, intervals, *look)
     if any(axes.get_legend_handles_labels()[1]):
       axes.legend(frameon=False, fontsize=9)
   return figure
@@ -269,7 +272,7 @@ def _num_seeds(numbers: _Numbers) -> str:
 
 
 class Curve(NamedTuple):
-  """A line of a panel; `color` is a number, `dashed` its second score."""
+  """A line of a panel; `color` is a number."""
 
   color: int
   label: str

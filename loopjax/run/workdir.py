@@ -47,6 +47,7 @@ _TYPES: dict[str, Any] = {
 }
 _NUMBERS = ("num_steps", "batch_size", "seed", "log_every")
 
+LOCK = ".lock"  # The file that a run locks; the first one that it writes.
 # Subdirectory of an imported run: the Hub's files beside its parameters.
 HUB = "hub"
 _TOKENIZER = "tokenizer.json"
@@ -70,7 +71,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 def _held(workdir: pathlib.Path) -> Iterator[None]:
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-    lock = open(workdir / ".lock", "a", encoding="utf-8")  # noqa: SIM115
+    lock = open(workdir / LOCK, "a", encoding="utf-8")  # noqa: SIM115
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

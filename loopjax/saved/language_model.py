@@ -1,6 +1,7 @@
 """A trained language model: tokenizer, parameters and arguments of its call."""
 
 import pathlib
+import shlex
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -125,8 +126,8 @@ def _check(settings: config_lib.Settings, label: str) -> None:
   task = settings.plain["task"]["name"]
   if task != "text":
     raise UserError(
-      f"{label}: task.name={task!r} is not 'text'; `loopjax report {label}`"
-      " has its scores and figures"
+      f"{label}: task.name={task!r} is not 'text';"
+      f" `loopjax report {shlex.quote(label)}` has its scores and figures"
     )
   if settings.family.reading is None:
     raise UserError(

@@ -11,6 +11,7 @@ asked to stop, 5 an item lost one of its processes. After 4 and 5 the same
 command resumes the sweep.
 """
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cores=cores,
   )
   if not (status or options.dry_run or part_of_it):
-    print(f"next: loopjax report {workdir}")
+    print(f"next: loopjax report {shlex.quote(str(workdir))}")
   return status
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from loopjax.errors import Parser, UserError, leave, one_line_errors
+from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.watch import frame, runs
 
@@ -52,14 +53,22 @@ def main(argv: list[str] | None = None) -> int:
 def _read(
   workdirs: Sequence[pathlib.Path], wait: bool = False
 ) -> list[runs.Run]:
-  """The runs, including missing ones if waiting is allowed."""
+  """The runs, including those to come if waiting is allowed."""
   now = time.time()
   return [
-    runs.not_there(workdir)
-    if wait and not str(workdir).startswith(zoo.PREFIX) and not workdir.exists()
+    runs.to_come(workdir)
+    if wait and not str(workdir).startswith(zoo.PREFIX) and _to_come(workdir)
     else runs.read(workdir, now)
     for workdir in workdirs
   ]
+
+
+def _to_come(workdir: pathlib.Path) -> bool:
+  """Whether a run is not there yet; it has a lock before it has a config."""
+  locked = (workdir / workdir_lib.LOCK).exists()
+  return not (workdir / "config.json").exists() and (
+    locked or not workdir.exists()
+  )
 
 
 def _follow(

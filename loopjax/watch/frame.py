@@ -197,7 +197,7 @@ def _column(
     else:
       parts.append(Text("nothing yet" + "\n" * high, style="dim"))
   parts.append(_rates(run))
-  return Panel(Group(*parts), title=run.name, width=width)
+  return Panel(Group(*parts), title=Text(run.name), width=width)
 
 
 def _progress(run: Run, width: int) -> RenderableType:

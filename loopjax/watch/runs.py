@@ -71,7 +71,7 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   TASKS.register_recorded(config["task"])
   task, family = config["task"]["name"], config["model"]["name"]
   return Run(
-    name=workdir.name,
+    name=workdir.absolute().name,  # Also of ".".
     what=f"{family} on {task}",
     step=step,
     num_steps=config["run"]["num_steps"],
@@ -82,10 +82,13 @@ def read(workdir: pathlib.Path, now: float) -> Run:
   )
 
 
-def not_there(workdir: pathlib.Path) -> Run:
-  """A run whose directory does not exist yet."""
-  said = workdir_lib.no_run(workdir, "waiting: it")
-  return Run(workdir.name, "run", 0, 1, said, ended=False, rates={}, panels={})
+def to_come(workdir: pathlib.Path) -> Run:
+  """A run that has no directory yet, or no config."""
+  missing = workdir_lib.no_run(workdir, "waiting: it")
+  said = "starting" if workdir.is_dir() else missing
+  return Run(
+    workdir.absolute().name, "run", 0, 1, said, ended=False, rates={}, panels={}
+  )
 
 
 def _state(

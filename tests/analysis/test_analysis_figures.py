@@ -221,12 +221,3 @@ def test_a_split_has_its_own_number_of_loops():
   ]
   steps, values = series.by_loop(rows, "train", "b")
   np.testing.assert_array_equal([steps, *values.T], [[1], [3.0]])
-
-
-def test_curves_differ_beyond_the_palette():
-  curves = [
-    (draw.color(number), draw.dashes(number, second))
-    for number in range(2 * len(draw.PALETTE))
-    for second in (False, True)
-  ]
-  assert len(set(curves)) == len(curves)

@@ -1,11 +1,13 @@
 """The page that shows a model's loops: its content is the model's output."""
 
 import base64
+import pathlib
 import re
 import socket
 import sys
 import threading
 import time
+import types
 from concurrent import futures
 
 import jax
@@ -154,6 +156,14 @@ def test_blanks_and_spaces_are_read():
   board = board_lib.Board(2, 2)
   text = "1.04 " * 4
   assert puzzle.characters(puzzle.parse(board, text)) == "1..4" * 4
+
+
+def test_a_run_here_has_a_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  model = types.SimpleNamespace(num_loops=2)
+  settings = types.SimpleNamespace(model=model, model_name="utm")
+  source = page.Source(pathlib.Path("."), settings, 2, None)
+  assert page.facts(source, 1)["run"] == tmp_path.name
 
 
 def test_the_page_has_its_data_and_loads_nothing(inspector, inspection):

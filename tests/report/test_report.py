@@ -9,6 +9,7 @@ import shlex
 import shutil
 import statistics
 
+import numpy as np
 import pytest
 from report_examples import log, write_run
 from tests_support import crossing, load_config, namespace
@@ -17,7 +18,7 @@ from loopjax.analysis import figures
 from loopjax.data.gsm import task as gsm_task
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import grouping, page, plots, table, tables
+from loopjax.report import grouping, page, plots, records, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report.papers import (
@@ -448,6 +449,33 @@ def drawn_by(monkeypatch, groups, panels, rows=()):
     for axes in figure.get_axes()
     if axes.get_visible()
   }
+
+
+def test_lines_of_one_colour_have_other_markers(monkeypatch):
+  """In both figures, where there are more lines than colours."""
+  x = np.arange(40)
+  curves = [plots.Curve(n, f"{n}", False, x, n * x) for n in range(25)]
+  monkeypatch.setattr(plots, "by_run", lambda *_: curves)
+  panels = (paper_lib.Panel("loss", ("validation/loss",)),)
+  sweep = paper_lib.Sweep("", "", (), panels=panels)
+  (figure,) = figures_of(monkeypatch, [], sweep)
+  one = grouping.Spread(0.5, None, {0: 0.5})
+  columns = [
+    records.Column("test/loss", {"run.batch_size": n}, {}, [one])
+    for n in range(25)
+  ]
+  pivot = records.Pivot([{"model.num_loops": 1}], columns)
+  for drawn in (figure, plots.draw_pivot(pivot, "model.num_loops")):
+    (axes,) = (axes for axes in drawn.get_axes() if axes.get_visible())
+    lines = axes.get_legend_handles_labels()[0]
+    looks = [look_of(line) for line in lines]
+    assert len(looks) == len({*looks}) == 25
+
+
+def look_of(handle):
+  """Colour and marker of an entry of a legend."""
+  line = handle[0] if isinstance(handle, tuple) else handle
+  return line.get_color(), line.get_marker()
 
 
 def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):

@@ -3,11 +3,14 @@
 import io
 import json
 import os
+import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tests_support import refused
 
 from loopjax.watch import __main__ as command
 from loopjax.watch import frame, runs
@@ -258,13 +261,37 @@ def test_it_follows_until_all_have_ended(tmp_path, monkeypatch):
 
 
 def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, monkeypatch):
-  done = {**DONE, "wall_seconds": 20}
-  monkeypatch.setattr(
-    command.time,
-    "sleep",
-    lambda seconds: make(tmp_path / "run", [train(10)], summary=done),
-  )
+  """Nor its directory, nor what it writes after compiling."""
+  folder, waits = tmp_path / "run", []
+
+  def sleep(seconds):
+    waits.append(seconds)
+    if len(waits) == 1:
+      folder.mkdir()
+      (folder / ".lock").touch()
+      return
+    done = {**DONE, "wall_seconds": 20}
+    shutil.rmtree(folder)
+    make(folder, [train(10)], summary=done)
+
+  monkeypatch.setattr(command.time, "sleep", sleep)
   console = Console(file=io.StringIO(), force_terminal=True, width=60)
-  command._follow(console, [tmp_path / "run"], 0.5)
+  command._follow(console, [folder], 0.5)
   said = console.file.getvalue()
-  assert "waiting" in said and "completed after 20 s" in said
+  assert "waiting" in said and "starting" in said
+  assert "completed after 20 s" in said
+  (tmp_path / "other").mkdir()
+  with refused("other contains no run: config.json is missing"):
+    command._follow(console, [tmp_path / "other"], 0.5)
+
+
+def test_a_run_here_has_a_name(tmp_path, monkeypatch):
+  folder = make(tmp_path / "run", [train(10)])
+  monkeypatch.chdir(folder)
+  assert runs.read(pathlib.Path("."), NOW).name == "run"
+
+
+def test_a_name_is_text(tmp_path, capsys):
+  folder = make(tmp_path / "run[red]", [train(10)])
+  assert command.main([str(folder), "--once"]) == 0
+  assert "run[red]" in capsys.readouterr().out

@@ -15,6 +15,7 @@ PALETTE = (
   "#000000",
 )  # fmt: skip
 
+_MARKERS = ("o", "s", "^", "D", "v", "P")
 SCORE_COLORS = (GREEN, PURPLE)  # Colours of a task's scores.
 MOST_LINES = 8  # Per panel: more would hide each other.
 
@@ -46,17 +47,13 @@ def grid(
 
 
 def color(number: int) -> str:
-  """A colour of the palette; they repeat, with other `dashes`."""
+  """A colour of the palette; where they repeat, `marker` differs."""
   return PALETTE[number % len(PALETTE)]
 
 
-def dashes(number: int, second: bool = False) -> str:
-  """The line style of a curve in `color(number)`, or of its second score.
-
-  Colour and style differ for as many curves as two palettes have colours.
-  """
-  again = number // len(PALETTE) % 2
-  return ("-", "--", ":", "-.")[2 * again + second]
+def marker(number: int) -> str:
+  """The marker of a line of this number; the first colours share one."""
+  return _MARKERS[number // len(PALETTE) % len(_MARKERS)]
 
 
 def save(figure: figure_lib.Figure, path: pathlib.Path) -> pathlib.Path:
