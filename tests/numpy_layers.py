@@ -45,14 +45,23 @@ def rotated(x, position, base):
   return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def attended(query, head, rows):
-  """A query [d] to the keys and values of a head: rows of two [heads, d]."""
-  keys, values = (np.array(x)[:, head] for x in zip(*rows, strict=True))
-  return softmax(keys @ query / len(query) ** 0.5) @ values
+def attended(query, rows):
+  """One token's [H, d] for all rows (key, value), which groups of heads share.
+
+  Args:
+    query: [H, d].
+    rows: keys and values [groups, d].
+  """
+  keys, values = (
+    np.repeat(x, len(query) // len(x[0]), axis=1)
+    for x in map(np.array, zip(*rows, strict=True))
+  )
+  scores = np.einsum("hd,shd->hs", query, keys) / query.shape[-1] ** 0.5
+  return np.einsum("hs,shd->hd", softmax(scores), values)
 
 
 def attention(x, params, num_heads, base):
-  """Causal attention of x [T, D], query by query and head by head."""
+  """Causal attention of x [T, D], token by token."""
   query, key, value = (
     (x @ params[name]["kernel"]).reshape(len(x), num_heads, -1)
     for name in ("query", "key", "value")
@@ -60,8 +69,7 @@ def attention(x, params, num_heads, base):
   rows, mixed = [], []
   for t in range(len(x)):
     rows.append((rotated(key[t], t, base), value[t]))
-    for head, turned in enumerate(rotated(query[t], t, base)):
-      mixed.append(attended(turned, head, rows))
+    mixed.append(attended(rotated(query[t], t, base), rows))
   return np.reshape(mixed, x.shape) @ params["output"]["kernel"]
 
 

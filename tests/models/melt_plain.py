@@ -64,14 +64,11 @@ def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
         query = (normed @ layer["attention"]["query"]["kernel"]).reshape(
           chunk, -1, head
         )
-        mixed = []
-        for i, place in enumerate(places):
-          turned = rotated(query[i], place, config.rope_base)
-          group = len(turned) // len(own[0][0])
-          mixed += [
-            attended(q, h // group, seen + own[: i + 1])
-            for h, q in enumerate(turned)
-          ]
+        mixed = [
+          attended(rotated(query[i], place, config.rope_base),
+                   seen + own[: i + 1])
+          for i, place in enumerate(places)
+        ]  # fmt: skip
         mixed = np.reshape(mixed, (chunk, -1))
         mixed = mixed @ layer["attention"]["output"]["kernel"]
         x = x + _post(config, layer, "attention_post_norm", mixed)

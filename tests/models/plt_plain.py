@@ -53,16 +53,12 @@ def _layer(config, layer, gate, x, place, loop, n, kept):
 
   query, key, value = heads("query", 1), heads("key", 1), heads("value", 0)
   kept.setdefault((loop, n), []).append((key, value))
-  mixed = []
-  for h, q in enumerate(query):
-    group = h // (shape.num_heads // shape.num_key_value_heads)
-    y = attended(q, group, kept[0, n])
-    if loop:
-      share = sigmoid(gate["weight"][h] @ q + gate["bias"][h])
-      local = attended(q, group, kept[loop, n][-config.window :])
-      y = share * y + (1 - share) * local
-    mixed.append(y)
-  x = x + np.concatenate(mixed) @ maps["output"]["kernel"]
+  mixed = attended(query, kept[0, n])
+  if loop:
+    share = sigmoid(np.sum(gate["weight"] * query, axis=1) + gate["bias"])
+    local = attended(query, kept[loop, n][-config.window :])
+    mixed = share[:, None] * mixed + (1 - share[:, None]) * local
+  x = x + mixed.ravel() @ maps["output"]["kernel"]
   inner = _norm(config, x, layer["mlp_norm"]["scale"])
   return x + swiglu(inner, layer["mlp"])
 
