@@ -130,6 +130,14 @@ def at_least(section: str, record: Any, **bounds: float) -> None:
   )
 
 
+def flags_at_least(options: Any, **bounds: float) -> None:
+  """Raises UserError unless each named flag is absent or at least its bound."""
+  for flag, bound in bounds.items():
+    value = getattr(options, flag)
+    if value is not None and not value >= bound:
+      raise UserError(f"--{flag}={value} must be at least {bound}")
+
+
 def unicode(name: str, text: str) -> None:
   """Raises UserError for bytes of a terminal that are not UTF-8."""
   try:

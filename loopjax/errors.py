@@ -94,6 +94,28 @@ def writing(place: object) -> Iterator[None]:
     raise UserError(message) from error
 
 
+@contextlib.contextmanager
+def needing(
+  package: str, extra: str, what: str, instead: str = ""
+) -> Iterator[None]:
+  """Raises UserError where an optional package cannot be imported.
+
+  Args:
+    package: its name in the package index.
+    extra: the extra of loopjax that installs it.
+    what: what "needs" or "need" it, the beginning of the message.
+    instead: what to do otherwise, if anything.
+  """
+  try:
+    yield
+  except ImportError:
+    end = f", or {instead}" if instead else ""
+    raise UserError(
+      f"{what} the package {package}; install it with pip install"
+      f" 'loopjax[{extra}]'{end}"
+    ) from None
+
+
 @functools.cache
 def note(text: str) -> None:
   """Writes "note: ..." to standard error, once in a command or process."""

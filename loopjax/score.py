@@ -18,6 +18,7 @@ Exit status: 0 completed, 1 failed, 2 a mistake by the user.
 
 from collections.abc import Sequence
 
+from loopjax import checks
 from loopjax import main as main_lib
 from loopjax.commands import command_line
 from loopjax.errors import UserError, leave, one_line_errors
@@ -54,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       "RUN is missing; expected a work directory, zoo:NAME or a folder of the"
       " Hub"
     )
-  if options.limit < 0:
-    raise UserError(f"--limit={options.limit} must be at least 0")
+  checks.flags_at_least(options, limit=0)
   return main_lib.start(options)
 
 

@@ -186,6 +186,19 @@ def assert_rounded(actual, expected, roundings, dtype=jnp.bfloat16):
     np.testing.assert_allclose(error, 0, atol=tolerance * norm)
 
 
+def assert_close(actual, expected, tolerance, least=0.0):
+  """Every array within tolerance times its largest element, or `least`."""
+  for got, want in zip(
+    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+  ):
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    np.testing.assert_allclose(
+      got, want, rtol=0, atol=tolerance * max(np.abs(want).max(), least)
+    )
+
+
 @contextlib.contextmanager
 def strict_dtypes():
   """Numbers of different dtypes must be cast explicitly.

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib import ticker
 
+from loopjax import checks
 from loopjax.analysis import evaluated
 from loopjax.analysis.plots import draw
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
@@ -272,8 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--texts", type=int, default=32, help="number of test texts [32]"
   )
   options = parser.parse_args(argv)
-  if options.texts < 1:
-    raise UserError(f"--texts={options.texts} must be at least 1")
+  checks.flags_at_least(options, texts=1)
   results = {
     path.as_posix(): of_run(path, options.texts) for path in options.workdirs
   }

@@ -12,6 +12,7 @@ GB are powers of ten, as in the paper.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from loopjax import checks
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.commands import command_line, document
@@ -89,8 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise UserError(f"--tokens={options.tokens} needs --config")
     print(table_2())
     return 0
-  if options.tokens is not None and options.tokens < 1:
-    raise UserError(f"--tokens={options.tokens} must be at least 1")
+  checks.flags_at_least(options, tokens=1)
   settings = config_lib.resolve(options.config)
   print(of_config(settings, options.tokens or settings.spec.sequence_length))
   return 0

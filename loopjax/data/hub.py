@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 
 PREFIX = "hf://"
 
@@ -70,13 +70,8 @@ def _split(url: str) -> tuple[str, str]:
 
 def _ask(url: str, instead: str, function: Callable[[Any], Any]) -> Any:
   """Calls a function of the library huggingface_hub."""
-  try:
+  with needing("huggingface_hub", "hub", f"{url}: needs", instead):
     import huggingface_hub
-  except ImportError:
-    raise UserError(
-      f"{url}: needs the package huggingface_hub; install it with pip install "
-      f"'loopjax[hub]', or {instead}"
-    ) from None
   try:
     return function(huggingface_hub)
   except Exception as error:  # Any error of the network or the library.

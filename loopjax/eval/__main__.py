@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loopjax import checks
 from loopjax.commands import document
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.eval import bits_per_byte, requests
@@ -91,10 +92,7 @@ def run(options: Options) -> None:
 
 def _check(options: Options) -> None:
   """Raises UserError for flags that are out of range."""
-  for name, minimum in (("limit", 0), ("num_loops", 1), ("batch_tokens", 1)):
-    value = getattr(options, name)
-    if value is not None and value < minimum:
-      raise UserError(f"--{name}={value} must be at least {minimum}")
+  checks.flags_at_least(options, limit=0, num_loops=1, batch_tokens=1)
   if options.compare and options.workdirs == [options.compare]:
     raise UserError(f"--compare={options.compare} is the run itself")
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from loopjax import checks
 from loopjax.commands import command_line
 from loopjax.errors import UserError, leave, one_line_errors, writing
 
@@ -94,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise UserError("--config=FILE and --topology=NAME are needed")
   if options.workdir:
     raise UserError("--workdir has no effect: nothing is written")
-  if not options.memory_gib >= 0:
-    raise UserError(f"--memory_gib={options.memory_gib} must be at least 0")
+  checks.flags_at_least(options, memory_gib=0)
   if options.time and options.generate:
     raise UserError("--time has no effect with --generate")
   needed = {"json": "time", "lengths": "generate", "dtype": "generate"}

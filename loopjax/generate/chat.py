@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 from loopjax.hub import tokenizer_files
 
 # Marks where the text of the last message ends; the space after it shows
@@ -85,14 +85,9 @@ def _within_last(text: str, folder: pathlib.Path) -> str:
 
 def _environment() -> tuple[Any, type[Exception]]:
   """Jinja's environment for templates, and the type of errors in them."""
-  try:
+  with needing("jinja2", "chat", "chat templates need"):
     import jinja2
     from jinja2 import ext, sandbox
-  except ImportError:
-    raise UserError(
-      "chat templates need the package jinja2; install it with"
-      " pip install 'loopjax[chat]'"
-    ) from None
 
   class Generation(ext.Extension):
     """{% generation %}, around what an assistant wrote, which it leaves."""

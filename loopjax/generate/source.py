@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from loopjax import checks
 from loopjax import program as program_lib
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
@@ -124,13 +125,7 @@ def check(flags: ModelFlags, *, chat: bool = False) -> None:
     raise UserError(
       f"--checkpoint={flags.checkpoint}: {flags.folder} is not a run"
     )
-  for name, value, least in (
-    ("num_loops", flags.num_loops, 1),
-    ("max_tokens", flags.max_tokens, 2),
-    ("prefix_mib", flags.prefix_mib, 0),
-  ):
-    if value is not None and value < least:
-      raise UserError(f"--{name}={value} must be at least {least}")
+  checks.flags_at_least(flags, num_loops=1, max_tokens=2, prefix_mib=0)
 
 
 def load(flags: ModelFlags) -> LanguageModel:

@@ -104,5 +104,4 @@ def check(flags: TextFlags, model: ModelFlags) -> None:
         f"--{name}={value} has no effect without --exit_threshold below"
         f" 1{others}"
       )
-  if flags.samples < 1:
-    raise UserError(f"--samples={flags.samples} must be at least 1")
+  checks.flags_at_least(flags, samples=1)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from loopjax import checks
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 from loopjax.hub import files, gguf_tokenizer, tokenizer_files
 from loopjax.hub.files import Made, Tensor
 from loopjax.hub.layout import Layout
@@ -131,13 +131,8 @@ def unpacked(
 
 
 def _package() -> Any:
-  try:
+  with needing("gguf", "gguf", "GGUF files need"):
     import gguf
-  except ImportError:
-    raise UserError(
-      "GGUF files need the package gguf; install it with pip install"
-      " 'loopjax[gguf]'"
-    ) from None
   return gguf
 
 

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 from loopjax.hub import card, convert, files
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,13 +32,8 @@ def push(folder: pathlib.Path, repository: str, public: bool = False) -> str:
   if not (folder / "config.json").is_file():
     raise UserError(f"{folder}: contains no config.json")
   files.tensors(folder)  # Raises if incomplete or damaged.
-  try:
+  with needing("huggingface_hub", "hub", "push needs"):
     import huggingface_hub
-  except ImportError:
-    raise UserError(
-      "push needs the package huggingface_hub; install it with pip install"
-      " 'loopjax[hub]'"
-    ) from None
   try:
     api = huggingface_hub.HfApi()
     api.create_repo(repository, private=not public, exist_ok=True)

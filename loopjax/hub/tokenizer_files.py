@@ -8,7 +8,7 @@ import shutil
 from typing import Any, NamedTuple
 
 from loopjax.data.text.tokenizer import BYTES, Tokenizer
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 from loopjax.run import workdir as workdir_lib
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -130,13 +130,8 @@ def write_bytes(folder: pathlib.Path) -> None:
   Raises:
     UserError: the package tokenizers is missing.
   """
-  try:
+  with needing("tokenizers", "lm", "the export of a model of bytes needs"):
     import tokenizers
-  except ImportError:
-    raise UserError(
-      "the export of a model of bytes needs the package tokenizers; install it"
-      " with pip install 'loopjax[lm]'"
-    ) from None
   ids = {character: byte[0] for character, byte in BYTES.items()}
   file = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
   file.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(

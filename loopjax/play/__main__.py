@@ -65,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _play(options: argparse.Namespace) -> None:
-  if not options.prompt and options.random < 1:
-    raise UserError(f"--random={options.random} must be at least 1")
+  if not options.prompt:
+    checks.flags_at_least(options, random=1)
   if not 0 <= options.port <= 65_535:
     raise UserError(f"--port={options.port} must be in [0, 65535]")
   names = [*hosts.LOCAL, *hosts.allowed(options.allowed_hosts)]

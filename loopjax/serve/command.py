@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import uvicorn
 
+from loopjax import checks
 from loopjax.commands import hosts
 from loopjax.errors import UserError
 from loopjax.generate import chat, source, warm
@@ -254,13 +255,11 @@ def _check(options: Options) -> None:
       )
   if not 0 <= options.port <= 65_535:
     raise UserError(f"--port={options.port} must be in [0, 65535]")
-  for name, least in (
-    ("slots", 1),
-    ("max_waiting", 0),
-    ("max_new_tokens", 1),
-    ("max_connections", 1),
-    ("prefill_loops", 0),
-  ):
-    value = getattr(options, name)
-    if value is not None and value < least:
-      raise UserError(f"--{name}={value} must be at least {least}")
+  checks.flags_at_least(
+    options,
+    slots=1,
+    max_waiting=0,
+    max_new_tokens=1,
+    max_connections=1,
+    prefill_loops=0,
+  )

@@ -15,8 +15,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from loopjax import checks, sections
 from loopjax import config as config_lib
-from loopjax import sections
 from loopjax.commands import command_line
 from loopjax.errors import UserError, leave, local_path, one_line_errors
 from loopjax.run import naming
@@ -75,12 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       f"--sweep=NAME is missing; available: {there_are or 'none'}"
     )
   flags = {"limit": options.limit, "item": options.item}
-  for flag, value in flags.items():
-    if value is not None and value < 0:
-      raise UserError(f"--{flag}={value} must be at least 0")
+  checks.flags_at_least(options, limit=0, item=0, jobs=1)
   part_of_it = any(flags.values()) or options.item is not None
-  if options.jobs is not None and options.jobs < 1:
-    raise UserError(f"--jobs={options.jobs} must be at least 1")
   flags |= {"dry_run": options.dry_run or None, "jobs": options.jobs}
   for flag, value in flags.items() if options.count else ():
     if value is not None:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy_layers import softmax
 
 from loopjax.errors import UserError
 from loopjax.generate import sampling
@@ -19,11 +20,6 @@ RULES = [
   # Five tokens; probabilities are relative to these five.
   Sampling(2.0, top_k=5, top_p=0.75),
 ]
-
-
-def softmax(x):
-  chances = np.exp(x - x.max())
-  return chances / chances.sum()
 
 
 def expected(logits, rule):

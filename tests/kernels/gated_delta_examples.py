@@ -70,19 +70,16 @@ def recurrence(query, key, value, log_decay, write, state):
 
 def assert_rounded(actual, expected, roundings):
   """As in `tests_support`, for every example of every array."""
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    tests_support.assert_rounded(list(got), list(want), roundings)
+  tests_support.assert_rounded(*_by_example(actual, expected), roundings)
 
 
 def assert_close(actual, expected, tolerance):
-  """Every example of every array within tolerance times its largest element."""
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    got, want = (np.asarray(x, np.float64) for x in (got, want))
-    assert got.shape == want.shape
-    for one, other in zip(got, want, strict=True):
-      scale = np.abs(other).max()
-      np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale)
+  """As in `tests_support`, for every example of every array."""
+  tests_support.assert_close(*_by_example(actual, expected), tolerance)
+
+
+def _by_example(*trees):
+  return [
+    [list(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)]
+    for tree in trees
+  ]

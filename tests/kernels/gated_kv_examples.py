@@ -90,16 +90,3 @@ def assert_only_rounded(actual, operands):
   """
   assert {x.dtype for x in jax.tree.leaves(actual)} == {jnp.dtype("bfloat16")}
   assert_rounded(actual, in_float64(operands), roundings=4)
-
-
-def assert_close(actual, expected, tolerance):
-  """Every array within tolerance times its largest element."""
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    got, want = (np.asarray(x, np.float64) for x in (got, want))
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=tolerance * np.abs(want).max()
-    )

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import vocabulary_examples
-from tests_support import assert_rounded
+from tests_support import assert_close, assert_rounded
 from vocabulary_examples import FAST, HIDDEN, ROWS, like
 
 from loopjax.kernels import vocabulary
 from loopjax.kernels.decode_embed import decode_embed
 
 WIDTH = 12
-assert_close = functools.partial(vocabulary_examples.assert_close, least=0.0)
 CASES = {
   **vocabulary_examples.SIZES,
   "cold": {"vocab": 37, "chunk": 8, "temperature": 1e-3},

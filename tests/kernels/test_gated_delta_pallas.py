@@ -1,7 +1,6 @@
 """The kernels of gated_delta: interpreted, lowered, and compiled ahead."""
 
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +13,19 @@ from gated_delta_examples import (
   assert_rounded,
   recurrence,
 )
-from jax import export
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import SingleDeviceSharding
+from pallas_examples import (
+  MACHINES,
+  calls_for_tpu,
+  compiler,
+  num_kernels_for_hopper,
+  on_gpu,
+  on_tpu,
+)
 
-from loopjax.fit import topology
 from loopjax.kernels.gated_delta import gated_delta, pallas_gpu
 from loopjax.kernels.gated_delta import recurrence as recurrence_lib
 
-# Unwritten memory is NaN.
-POISON = pltpu.InterpretParams(uninitialized_memory="nan")
 # Roundings of a chunk in bfloat16: of both operands of the products within it,
 # with the state, and of the state's update. In hard examples, each chunk's
 # errors persist.
@@ -57,7 +58,7 @@ def interpreted(operands, **options):
   kernel = functools.partial(
     gated_delta, implementation="pallas_tpu", **options
   )
-  with pltpu.force_tpu_interpret_mode(POISON):
+  with on_tpu():
     return differentiated(kernel, operands)
 
 
@@ -77,7 +78,7 @@ def test_float32_is_exact_and_bfloat16_is_rounded():
   )
   for dtype in (jnp.float32, jnp.bfloat16):
     operands = examples(5, 40, dtype)
-    with pltpu.force_tpu_interpret_mode(POISON):
+    with on_tpu():
       actual = jax.jit(run, compiler_options=FAST)(*operands)
     wide = [np.asarray(x, np.float64) for x in operands]
     if dtype == jnp.float32:
@@ -90,18 +91,10 @@ def test_float32_is_exact_and_bfloat16_is_rounded():
 def gpu(monkeypatch):
   """Results and gradients of the GPU kernels, interpreted."""
   monkeypatch.setattr(pallas_gpu, "_ONE_CHUNK", 0)
-  if hasattr(plgpu, "InterpretGPUParams"):
-    params, force = plgpu.InterpretGPUParams, plgpu.force_gpu_interpret_mode
-  else:  # JAX 0.10 does not support casts of layouts there.
-    module = importlib.import_module(
-      "jax._src.pallas.mosaic_gpu.interpret.params"
-    )
-    params, force = module.InterpretGPUParams, module.force_gpu_interpret_mode
-    monkeypatch.setattr(plgpu, "layout_cast", lambda x, layout: x)
 
   def run(operands):
     kernel = functools.partial(gated_delta, implementation="pallas_gpu")
-    with force(params(uninitialized_memory="nan")):
+    with on_gpu(monkeypatch):
       return differentiated(kernel, operands)
 
   return run
@@ -213,44 +206,24 @@ def shapes(**changes):
 
 
 def test_lowers_for_tpu():
-  lower = export.export(jax.jit(gradients("pallas_tpu")), platforms=["tpu"])
-  text = lower(*shapes()).mlir_module()
-  calls = [x for x in text.split("\n") if "@tpu_custom_call" in x]
-  names = [x.split('kernel_name = "')[1].split('"')[0] for x in calls]
+  _, names = calls_for_tpu(gradients("pallas_tpu"), shapes())
   # The backward pass computes the states again.
   assert sorted(names) == ["gated_delta"] * 2 + ["gated_delta_adjoint"]
 
 
 @pytest.mark.long
 def test_lowers_for_hopper():
-  run = jax.jit(gradients("pallas_gpu"))
-  unstable = [
-    export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{version}")
-    for version in ("", "_v2")
-  ]
-  lower = export.export(run, platforms=["cuda"], disabled_checks=unstable)
-  hopper = jax.sharding.AbstractDevice(
-    device_kind="NVIDIA H100", num_cores=132, platform="gpu"
-  )
-  mesh = jax.sharding.AbstractMesh((), (), abstract_device=hopper)
-  with jax.sharding.use_abstract_mesh(mesh):
-    text = lower(*shapes()).mlir_module()
-  assert sum("@mosaic_gpu" in x for x in text.split("\n")) == 3
+  assert num_kernels_for_hopper(gradients("pallas_gpu"), shapes()) == 3
 
 
 @pytest.mark.manual
-@pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "h100:1"])
+@pytest.mark.parametrize("name", MACHINES)
 def test_compiles_ahead_of_time(name, monkeypatch):
   """With the state in VMEM or shared memory."""
-  on_gpu = name.startswith("h100")
-  pytest.importorskip("jax_cuda13_plugin" if on_gpu else "libtpu")
-  monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-  monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
-  monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-  machine = topology.machine(topology.parse(name))
+  machine, implementation = compiler(name, monkeypatch)
   device = SingleDeviceSharding(machine.devices[0])
   placed = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes()
   )
-  run = gradients("pallas_gpu" if on_gpu else "pallas_tpu")
+  run = gradients(implementation)
   jax.jit(run).lower(*placed).compile(machine.compiler_options)

@@ -1,7 +1,6 @@
 """The update of a gated latent and its cache rows, in every form."""
 
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +9,25 @@ import pytest
 from gated_kv_examples import (
   FAST,
   arrays,
-  assert_close,
   assert_only_rounded,
   by_hand,
   differentiated,
 )
-from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.experimental.pallas import tpu as pltpu
 from jax.extend import core as jax_core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests_support import long_case
+from pallas_examples import (
+  MACHINES,
+  calls_for_tpu,
+  compiler,
+  num_kernels_for_hopper,
+  on_gpu,
+  on_tpu,
+)
+from tests_support import assert_close, long_case
 
-from loopjax.fit import topology
 from loopjax.kernels.gated_kv import Weights, gated_kv, pallas_tpu, reference
 
-# Unwritten memory is NaN, and so are the ends of partial tiles.
-POISON = pltpu.InterpretParams(uninitialized_memory="nan")
 CASES = {
   # One token per row, each at a different place; two rows are not written.
   "decode": {
@@ -55,7 +56,7 @@ def small_tiles(monkeypatch):
 def interpreted(operands):
   """Results and gradients of the TPU kernels."""
   kernel = functools.partial(gated_kv, implementation="pallas_tpu")
-  with pltpu.force_tpu_interpret_mode(POISON):
+  with on_tpu():
     return differentiated(kernel, operands)
 
 
@@ -109,7 +110,7 @@ def test_without_a_cache_the_rows_are_returned(implementation):
     return form(*operands[:-2])
 
   operands = (*inputs, cache, start)
-  with pltpu.force_tpu_interpret_mode(POISON):
+  with on_tpu():
     actual = differentiated(alone, operands)
   assert_close(actual, differentiated(rows, operands), 1e-5)
 
@@ -151,14 +152,6 @@ def test_kernel_in_the_first_loop():
 @pytest.fixture
 def gpu(monkeypatch):
   """Results and gradients of the GPU kernels, interpreted."""
-  if hasattr(plgpu, "InterpretGPUParams"):
-    params, force = plgpu.InterpretGPUParams, plgpu.force_gpu_interpret_mode
-  else:  # JAX 0.10 does not support casts of layouts there.
-    module = importlib.import_module(
-      "jax._src.pallas.mosaic_gpu.interpret.params"
-    )
-    params, force = module.InterpretGPUParams, module.force_gpu_interpret_mode
-    monkeypatch.setattr(plgpu, "layout_cast", lambda x, layout: x)
   copy = plgpu.copy_smem_to_gmem
 
   def whole_copy(source, target, **options):
@@ -172,7 +165,7 @@ def gpu(monkeypatch):
 
   def run(operands):
     kernel = functools.partial(gated_kv, implementation="pallas_gpu")
-    with force(params(uninitialized_memory="nan")):
+    with on_gpu(monkeypatch):
       return differentiated(kernel, operands)
 
   return run
@@ -296,12 +289,8 @@ def equations(jaxpr):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_lowers_for_tpu(size):
-  lower = export.export(jax.jit(gradients("pallas_tpu")), platforms=["tpu"])
-  text = lower(*large(**SIZES[size])).mlir_module()
-  calls = [x for x in text.split("\n") if "@tpu_custom_call" in x]
-  assert len(calls) == 2
-  for name, call in zip(("gated_kv", "gated_kv_pull_back"), calls, strict=True):
-    assert f'kernel_name = "{name}"' in call
+  calls, names = calls_for_tpu(gradients("pallas_tpu"), large(**SIZES[size]))
+  assert names == ["gated_kv", "gated_kv_pull_back"]
   # Keys and values are results 1 and 2, in the arguments' memory.
   assert calls[0].count("output_operand_alias<output_tuple_indices") == 2
 
@@ -309,40 +298,23 @@ def test_lowers_for_tpu(size):
 @pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 def test_lowers_for_hopper(size):
-  run = jax.jit(gradients("pallas_gpu"))
-  unstable = [
-    export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{version}")
-    for version in ("", "_v2")
-  ]
-  lower = export.export(run, platforms=["cuda"], disabled_checks=unstable)
-  hopper = jax.sharding.AbstractDevice(
-    device_kind="NVIDIA H100", num_cores=132, platform="gpu"
-  )
-  mesh = jax.sharding.AbstractMesh((), (), abstract_device=hopper)
-  with jax.sharding.use_abstract_mesh(mesh):
-    text = lower(*large(**SIZES[size])).mlir_module()
-  # Blend, project and pull back.
-  assert sum("@mosaic_gpu" in x for x in text.split("\n")) == 3
+  """Blend, project and pull back."""
+  operands = large(**SIZES[size])
+  assert num_kernels_for_hopper(gradients("pallas_gpu"), operands) == 3
 
 
 @pytest.mark.manual
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "h100:1"])
+@pytest.mark.parametrize("name", MACHINES)
 def test_compiles_ahead_of_time(name, size, monkeypatch):
   """With all tiles in VMEM or shared memory; the cache is written in place."""
-  on_gpu = name.startswith("h100")
-  pytest.importorskip("jax_cuda13_plugin" if on_gpu else "libtpu")
-  monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-  monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
-  monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-  machine = topology.machine(topology.parse(name))
+  machine, implementation = compiler(name, monkeypatch)
   mesh = Mesh(np.array(machine.devices[:1]), ("data",))
   whole = NamedSharding(mesh, PartitionSpec())
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
     large(**SIZES[size]),
   )
-  implementation = "pallas_gpu" if on_gpu else "pallas_tpu"
   form = functools.partial(gated_kv, implementation=implementation)
   options = machine.compiler_options
   update = jax.jit(form, donate_argnums=(4,))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests_support import array_sizes, crossing
+from tests_support import array_sizes, assert_close, crossing
 
 from loopjax.kernels.gated_kv import Weights, reference
 from loopjax.loop import chunks
@@ -104,13 +104,8 @@ def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
       gradients(functools.partial(form, reach=reach), *operands)
       for form in (scanned, unrolled)
     )
-  for got, want in zip(
-    jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-  ):
-    assert np.abs(want).max() > 1e-3
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=1e-10 * np.abs(want).max()
-    )
+  assert_close(actual, expected, 1e-10)
+  assert all(np.abs(x).max() > 1e-3 for x in jax.tree.leaves(expected))
 
 
 @pytest.mark.long
@@ -133,12 +128,7 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
     monkeypatch.setattr(chunks, "_MIN_ROWS", 4)  # Chunks 0 and 1; 2 to 4.
     parts = gradients(staged, *operands)
   assert set(rows) == {2, 8}
-  for got, want in zip(
-    jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True
-  ):
-    np.testing.assert_allclose(
-      got, want, rtol=0, atol=1e-10 * np.abs(want).max()
-    )
+  assert_close(parts, whole, 1e-10)
 
 
 def test_gradients_through_enough_hops_are_those_of_the_chunks_in_order():
@@ -184,10 +174,7 @@ def test_enough_hops_are_exact():
       )
     )
   for same, expected in ((all_hops, exact), (no_hop, detached)):
-    for got, want in zip(*map(jax.tree.leaves, (same, expected)), strict=True):
-      np.testing.assert_allclose(
-        got, want, rtol=0, atol=1e-10 * np.abs(want).max()
-      )
+    assert_close(same, expected, 1e-10)
 
 
 @pytest.mark.long

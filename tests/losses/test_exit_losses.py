@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy_layers import sigmoid
 
 from loopjax.loop import exits as loop_exits
 from loopjax.losses import exits
@@ -14,10 +15,6 @@ LOGITS = RANDOM.normal(size=SHAPE)
 LOSSES = RANDOM.gamma(2.0, size=SHAPE) * 0.02 + 0.1
 WEIGHTS = (RANDOM.uniform(size=SHAPE[1:]) < 0.6).astype(np.float64)
 BETA = 0.3
-
-
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
 
 
 def expected(losses, logits):

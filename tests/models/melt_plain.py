@@ -1,29 +1,19 @@
 """MELT's definition in NumPy and float64, token by token and head by head."""
 
 import numpy as np
+from numpy_layers import (
+  attended,
+  in_float64,
+  layer_of,
+  rms_normed,
+  rotated,
+  sigmoid,
+  swiglu,
+)
 
 
 def _norm(config, x, gain):
-  mean = np.mean(x**2, axis=-1, keepdims=True)
-  return x / np.sqrt(mean + config.norm_epsilon) * gain
-
-
-def _sigmoid(x):
-  return 1 / (1 + np.exp(-x))
-
-
-def _rotated(x, place, base):
-  """Rotates x [heads, d_h] at a position."""
-  half = x.shape[-1] // 2
-  angle = place * base ** (-np.arange(half) / half)
-  first, second = x[:, :half], x[:, half:]
-  return np.concatenate(
-    [
-      first * np.cos(angle) - second * np.sin(angle),
-      second * np.cos(angle) + first * np.sin(angle),
-    ],
-    axis=1,
-  )
+  return rms_normed(x, config.norm_epsilon) * gain
 
 
 def _keep(config, gate, loop, x, latent):
@@ -31,7 +21,7 @@ def _keep(config, gate, loop, x, latent):
   fixed = {"mean": loop / (loop + 1), "ema": 0.2, "last": 0.0, "first": 1.0}
   if config.gate in fixed:
     return fixed[config.gate]
-  return _sigmoid(
+  return sigmoid(
     x @ gate["input"]["kernel"]
     + latent @ gate["latent"]["kernel"]
     + gate["bias"]
@@ -40,11 +30,11 @@ def _keep(config, gate, loop, x, latent):
 
 def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
   """The output of every loop for one row of tokens: [K, T, D]."""
-  params = _wide(params)
+  params = in_float64(params)
   layers, gates = params["layers"], params.get("latent_gates", {})
   per_layer = range(config.num_layers)
-  layers = [_of(layers, n) for n in per_layer]
-  gates = [_of(gates, n) for n in per_layer]
+  layers = [layer_of(layers, n) for n in per_layer]
+  gates = [layer_of(gates, n) for n in per_layer]
   head = config.block_shape().head_width
   final = {}  # (loop, layer) -> keys and values of finished chunks' tokens.
   outputs = []
@@ -57,7 +47,7 @@ def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
       key, value = (latent @ layer["attention"][n]["kernel"] for n in _KV)
       key, value = (y.reshape(chunk, -1, head) for y in (key, value))
       base = config.rope_base
-      key = [_rotated(k, p, base) for k, p in zip(key, places, strict=True)]
+      key = [rotated(k, p, base) for k, p in zip(key, places, strict=True)]
       return list(zip(key, value, strict=True))
 
     for loop in range(config.num_loops):
@@ -75,23 +65,16 @@ def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
           chunk, -1, head
         )
         mixed = [
-          _attended(_rotated(query[i], place, config.rope_base),
-                    seen + own[: i + 1])
+          attended(rotated(query[i], place, config.rope_base),
+                   seen + own[: i + 1])
           for i, place in enumerate(places)
         ]  # fmt: skip
-        mixed = np.stack(mixed) @ layer["attention"]["output"]["kernel"]
+        mixed = np.reshape(mixed, (chunk, -1))
+        mixed = mixed @ layer["attention"]["output"]["kernel"]
         x = x + _post(config, layer, "attention_post_norm", mixed)
         inner = _norm(config, x, layer["mlp_norm"]["scale"])
-        opened = inner @ layer["mlp"]["gate"]["kernel"]
-        opened = (
-          opened * _sigmoid(opened) * (inner @ layer["mlp"]["value"]["kernel"])
-        )
-        x = x + _post(
-          config,
-          layer,
-          "mlp_post_norm",
-          opened @ layer["mlp"]["output"]["kernel"],
-        )
+        opened = swiglu(inner, layer["mlp"])
+        x = x + _post(config, layer, "mlp_post_norm", opened)
       x = _norm(config, x, params["final_norm"]["scale"])
       ends.append(x)
     for loop, n in inputs:
@@ -104,30 +87,5 @@ def hidden_of_loops(params, config, tokens, chunk, alpha=1.0):
 _KV = ("key", "value")
 
 
-def _attended(query, rows):
-  """Attention [heads d_h] of a query [heads, d_h] to the visible keys."""
-  mixed = []
-  for number, q in enumerate(query):
-    group = number * len(rows[0][0]) // len(query)
-    logits = np.array([key[group] @ q for key, _ in rows]) / len(q) ** 0.5
-    weights = np.exp(logits - logits.max())
-    values = np.stack([value[group] for _, value in rows])
-    mixed.append(weights / weights.sum() @ values)
-  return np.concatenate(mixed)
-
-
 def _post(config, layer, name, x):
   return _norm(config, x, layer[name]["scale"]) if name in layer else x
-
-
-def _wide(tree):
-  if isinstance(tree, dict):
-    return {name: _wide(part) for name, part in tree.items()}
-  return np.asarray(tree, np.float64)
-
-
-def _of(tree, number):
-  """One layer's parameters."""
-  if isinstance(tree, dict):
-    return {name: _of(part, number) for name, part in tree.items()}
-  return tree[number]

@@ -5,13 +5,24 @@ one, and each layer keeps lists of keys and values.
 """
 
 import numpy as np
+from numpy_layers import (
+  attended,
+  in_float64,
+  layer_of,
+  rms_normed,
+  rotated,
+  sigmoid,
+  swiglu,
+)
 
 
 def logits_of_loops(params, config, tokens, num_loops):
   """Logits after every loop for one row of tokens, [K, T, V]."""
-  params = _wide(params)
-  layers = [_of(params["layers"], n) for n in range(config.num_layers)]
-  gates = [_of(params["window_gates"], n) for n in range(config.num_layers)]
+  params = in_float64(params)
+  layers = [layer_of(params["layers"], n) for n in range(config.num_layers)]
+  gates = [
+    layer_of(params["window_gates"], n) for n in range(config.num_layers)
+  ]
   table = params["token_embedding"]["embedding"]
   out = params["head"]["kernel"] if "head" in params else table.T
   kept = {}  # (loop, layer) -> the keys and values of the tokens so far.
@@ -38,65 +49,19 @@ def _layer(config, layer, gate, x, place, loop, n, kept):
     y = y.reshape(-1, shape.head_width)
     if turned and f"{name}_norm" in maps:
       y = _norm(config, y, maps[f"{name}_norm"]["scale"])
-    return _rotated(y, place, config.rope_base) if turned else y
+    return rotated(y, place, config.rope_base) if turned else y
 
   query, key, value = heads("query", 1), heads("key", 1), heads("value", 0)
   kept.setdefault((loop, n), []).append((key, value))
-  mixed = []
-  for h, q in enumerate(query):
-    group = h // (shape.num_heads // shape.num_key_value_heads)
-    y = _attended(q, group, kept[0, n])
-    if loop:
-      share = _sigmoid(gate["weight"][h] @ q + gate["bias"][h])
-      local = _attended(q, group, kept[loop, n][-config.window :])
-      y = share * y + (1 - share) * local
-    mixed.append(y)
-  x = x + np.concatenate(mixed) @ maps["output"]["kernel"]
+  mixed = attended(query, kept[0, n])
+  if loop:
+    share = sigmoid(np.sum(gate["weight"] * query, axis=1) + gate["bias"])
+    local = attended(query, kept[loop, n][-config.window :])
+    mixed = share[:, None] * mixed + (1 - share[:, None]) * local
+  x = x + mixed.ravel() @ maps["output"]["kernel"]
   inner = _norm(config, x, layer["mlp_norm"]["scale"])
-  opened = inner @ layer["mlp"]["gate"]["kernel"]
-  opened = opened * _sigmoid(opened) * (inner @ layer["mlp"]["value"]["kernel"])
-  return x + opened @ layer["mlp"]["output"]["kernel"]
-
-
-def _attended(query, group, rows):
-  """A query [d_h] to all keys and values of the list."""
-  scores = np.array([key[group] @ query for key, _ in rows])
-  weights = np.exp((scores - scores.max()) / len(query) ** 0.5)
-  values = np.stack([value[group] for _, value in rows])
-  return weights / weights.sum() @ values
+  return x + swiglu(inner, layer["mlp"])
 
 
 def _norm(config, x, gain):
-  mean = np.mean(x**2, axis=-1, keepdims=True)
-  return x / np.sqrt(mean + config.norm_epsilon) * gain
-
-
-def _sigmoid(x):
-  return 1 / (1 + np.exp(-x))
-
-
-def _rotated(x, place, base):
-  """Rotates x [heads, d_h] at a position."""
-  half = x.shape[-1] // 2
-  angle = place * base ** (-np.arange(half) / half)
-  first, second = x[:, :half], x[:, half:]
-  return np.concatenate(
-    [
-      first * np.cos(angle) - second * np.sin(angle),
-      second * np.cos(angle) + first * np.sin(angle),
-    ],
-    axis=1,
-  )
-
-
-def _wide(tree):
-  if isinstance(tree, dict):
-    return {name: _wide(part) for name, part in tree.items()}
-  return np.asarray(tree, np.float64)
-
-
-def _of(tree, number):
-  """One layer's parameters."""
-  if isinstance(tree, dict):
-    return {name: _of(part, number) for name, part in tree.items()}
-  return tree[number]
+  return rms_normed(x, config.norm_epsilon) * gain

@@ -9,6 +9,15 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_layers import (
+  attention,
+  gelu_mlp,
+  in_float64,
+  layer_of,
+  rms_normed,
+  sigmoid,
+  softmax,
+)
 from tests_support import crossing
 
 from loopjax.errors import UserError
@@ -113,51 +122,20 @@ def layer_norm(x, params):
   return normed * params["scale"] + params["bias"]
 
 
-def rms_norm(x, params):
-  square = (x**2).mean(-1, keepdims=True)
-  return x / np.sqrt(square + 1e-6) * params["scale"]
-
-
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
-
-
-def softmax(x):
-  weights = np.exp(x - x.max(-1, keepdims=True))
-  return weights / weights.sum(-1, keepdims=True)
-
-
-def rotated(x, t):
-  """A head's vector [K] of token t, in the half-split layout."""
-  half = len(x) // 2
-  angle = t * 10_000.0 ** (-np.arange(half) / half)
-  a, b = x[:half], x[half:]
-  cos, sin = np.cos(angle), np.sin(angle)
-  return np.concatenate([a * cos - b * sin, b * cos + a * sin])
-
-
 def block_by_hand(x, params):
   """x [T, D] through one block, query by query and head by head."""
-  normed, w = layer_norm(x, params["attention_norm"]), params["attention"]
-  q, k, v = (normed @ w[name]["kernel"] for name in ("query", "key", "value"))
-  mixed = np.zeros_like(x)
-  for head in (slice(0, 8), slice(8, 16)):
-    keys = [rotated(k[s, head], s) for s in range(len(x))]
-    for t in range(len(x)):
-      logits = np.array(
-        [rotated(q[t, head], t) @ keys[s] / 8**0.5 for s in range(t + 1)]
-      )
-      mixed[t, head] = softmax(logits) @ v[: t + 1, head]
-  x = x + mixed @ w["output"]["kernel"]
-  inner = layer_norm(x, params["mlp_norm"]) @ params["mlp"]["value"]["kernel"]
-  tanh = np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3))
-  return x + 0.5 * inner * (1 + tanh) @ params["mlp"]["output"]["kernel"]
+  normed = layer_norm(x, params["attention_norm"])
+  x = x + attention(normed, params["attention"], 2, 10_000)
+  return x + gelu_mlp(layer_norm(x, params["mlp_norm"]), params["mlp"])
 
 
 def read_by_hand(h, bank, params):
   """g * W m of one token h [D] (equations 6 to 9)."""
-  keys = rms_norm(bank["keys"], params["key_norm"])
-  weights = softmax(keys @ rms_norm(h, params["query_norm"]) / 16**0.5)
+  keys, query = (
+    rms_normed(x) * params[f"{name}_norm"]["scale"]
+    for name, x in (("key", bank["keys"]), ("query", h))
+  )
+  weights = softmax(keys @ query / 16**0.5)
   retrieved = weights @ bank["values"]
   gate = sigmoid(h @ params["gate"]["kernel"] + params["gate"]["bias"])
   return gate * (retrieved @ params["output"]["kernel"])
@@ -165,10 +143,10 @@ def read_by_hand(h, bank, params):
 
 def by_hand(config, params, tokens):
   """Logits [T, V] and E[n] [T, L] of one sequence, in float64."""
-  params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  params = in_float64(params)
   x, steps = params["token_embedding"]["embedding"][tokens], []
   for index in range(config.num_layers):
-    layer = jax.tree.map(lambda leaf, i=index: leaf[i], params["layers"])
+    layer = layer_of(params["layers"], index)
 
     def enriched(h, layer=layer):
       return np.stack([

@@ -7,6 +7,16 @@ import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
 import pytest
+from numpy_layers import (
+  attention,
+  gelu_mlp,
+  in_float64,
+  layer_of,
+  rms_normed,
+  sigmoid,
+  softmax,
+  swiglu,
+)
 
 from loopjax.loop import channel
 from loopjax.models import disco, looped
@@ -36,20 +46,11 @@ def run(*, num_loops=None, sharpen=1.0, **changes):
   )
 
 
-def rms_normed(x, epsilon=1e-6):
-  return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + epsilon)
-
-
-def softmax(x):
-  x = np.exp(x - x.max(-1, keepdims=True))
-  return x / x.sum(-1, keepdims=True)
-
-
 class Oracle:
   """The paper's equations in NumPy, float64, one token at a time."""
 
   def __init__(self, params, config, num_padding):
-    self.params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    self.params = in_float64(params)
     self.config, self.num_padding = config, num_padding
     self.table = self.params["token_embedding"]["embedding"]
 
@@ -81,7 +82,7 @@ class Oracle:
     if self.config.gate == "fixed":
       return np.full(len(decoded), self.config.gate_value)
     gate = self.params["channel"]["gate"]
-    return 1 / (1 + np.exp(-(decoded @ gate["weight"] + gate["bias"])))
+    return sigmoid(decoded @ gate["weight"] + gate["bias"])
 
   def norm(self, x, scale):
     return rms_normed(x) * scale
@@ -91,47 +92,18 @@ class Oracle:
     return self.norm(h, self.params["final_norm"]["scale"]) if last else h
 
   def stack(self, x):
-    for index in range(self.config.num_layers):
-      layer = jax.tree.map(lambda leaf, i=index: leaf[i], self.params["layers"])
-      x = x + self.attention(
-        self.norm(x, layer["attention_norm"]["scale"]), layer["attention"]
+    config = self.config
+    mlp = swiglu if config.mlp == "swiglu" else gelu_mlp
+    for index in range(config.num_layers):
+      layer = layer_of(self.params["layers"], index)
+      normed = self.norm(x, layer["attention_norm"]["scale"])
+      x = x + attention(
+        normed, layer["attention"], config.num_heads, config.rope_base
       )
-      x = x + self.mlp(self.norm(x, layer["mlp_norm"]["scale"]), layer["mlp"])
-    if self.config.loop_norm == "per_loop":
+      x = x + mlp(self.norm(x, layer["mlp_norm"]["scale"]), layer["mlp"])
+    if config.loop_norm == "per_loop":
       x = self.norm(x, self.params["final_norm"]["scale"])
     return x
-
-  def attention(self, x, layer):
-    heads = self.config.num_heads
-    size = x.shape[1] // heads
-    query, key, value = (
-      (x @ layer[name]["kernel"]).reshape(len(x), heads, size)
-      for name in ("query", "key", "value")
-    )
-    mixed = np.zeros_like(query)
-    for t in range(len(x)):
-      for head in range(heads):
-        turned = self.rotate(query[t, head], t)
-        keys = [self.rotate(key[s, head], s) for s in range(t + 1)]
-        weights = softmax(np.array(keys) @ turned / np.sqrt(size))
-        mixed[t, head] = weights @ value[: t + 1, head]
-    return mixed.reshape(x.shape) @ layer["output"]["kernel"]
-
-  def rotate(self, x, position):
-    half = len(x) // 2
-    angles = position * self.config.rope_base ** -(np.arange(half) / half)
-    turned = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
-    return np.concatenate([turned.real, turned.imag])
-
-  def mlp(self, x, layer):
-    value = x @ layer["value"]["kernel"]
-    if self.config.mlp == "swiglu":
-      gate = x @ layer["gate"]["kernel"]
-      hidden = gate / (1 + np.exp(-gate)) * value
-    else:
-      inner = np.sqrt(2 / np.pi) * (value + 0.044715 * value**3)
-      hidden = 0.5 * value * (1 + np.tanh(inner))
-    return hidden @ layer["output"]["kernel"]
 
 
 @pytest.mark.parametrize("changes", [

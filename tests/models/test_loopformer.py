@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,14 @@ import model_examples as examples
 import numpy as np
 import pytest
 from in_float64 import without_rounding
+from numpy_layers import (
+  attention,
+  gelu_mlp,
+  in_float64,
+  layer_of,
+  rms_normed,
+  silu,
+)
 
 from loopjax.models import loopformer
 from loopjax.types import TaskSpec
@@ -39,19 +46,11 @@ def varied(config=SMALL):
   )
 
 
-def silu(x):
-  return x / (1 + np.exp(-x))
-
-
-def rms_normed(x):
-  return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
-
-
 class Oracle:
   """The formulas in NumPy, float64, for one row of tokens."""
 
   def __init__(self, params, config=SMALL):
-    self.params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    self.params = in_float64(params)
     self.config = config
     self.table = self.params["token_embedding"]["embedding"]
 
@@ -73,41 +72,18 @@ class Oracle:
     return hidden @ layer["output"]["kernel"] + layer["output"]["bias"]
 
   def stack(self, x, c):
-    width = self.config.width
+    width, heads = self.config.width, self.config.num_heads
     for index in range(self.config.num_layers):
-      layer = jax.tree.map(lambda leaf, i=index: leaf[i], self.params["layers"])
+      layer = layer_of(self.params["layers"], index)
       modulation = layer["modulation"]
       four = silu(c) @ modulation["kernel"] + modulation["bias"]
       g_a, g_m, s_a, s_m = (four[n * width :][:width] for n in range(4))
-      mixed = self.attention(rms_normed(x) * (1 + s_a), layer["attention"])
-      x = x + g_a * mixed
-      x = x + g_m * self.mlp(rms_normed(x) * (1 + s_m), layer["mlp"])
+      normed = rms_normed(x) * (1 + s_a)
+      x = x + g_a * attention(
+        normed, layer["attention"], heads, self.config.rope_base
+      )
+      x = x + g_m * gelu_mlp(rms_normed(x) * (1 + s_m), layer["mlp"])
     return x
-
-  def attention(self, x, layer):
-    num, size = self.config.num_heads, x.shape[1] // self.config.num_heads
-    query, key, value = (
-      (x @ layer[name]["kernel"]).reshape(len(x), num, size)
-      for name in ("query", "key", "value")
-    )
-    mixed = np.zeros_like(query)
-    for t, head in itertools.product(range(len(x)), range(num)):
-      keys = [self.rotate(key[s, head], s) for s in range(t + 1)]
-      scores = np.array(keys) @ self.rotate(query[t, head], t) / np.sqrt(size)
-      weights = np.exp(scores - scores.max())
-      mixed[t, head] = weights @ value[: t + 1, head] / weights.sum()
-    return mixed.reshape(x.shape) @ layer["output"]["kernel"]
-
-  def rotate(self, x, position):
-    half = len(x) // 2
-    angles = position * self.config.rope_base ** -(np.arange(half) / half)
-    turned = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
-    return np.concatenate([turned.real, turned.imag])
-
-  def mlp(self, x, layer):
-    value = x @ layer["value"]["kernel"]
-    inner = np.sqrt(2 / np.pi) * (value + 0.044715 * value**3)
-    return 0.5 * value * (1 + np.tanh(inner)) @ layer["output"]["kernel"]
 
   def read(self, x):
     """The state after the final norm, and logits of real tokens."""
@@ -220,7 +196,7 @@ def test_the_loss_is_that_of_both_trajectories():
 
 def test_gradients_are_those_of_finite_differences():
   """Along a direction of each parameter; x_long has none from the distance."""
-  base = jax.tree.map(lambda x: np.asarray(x, np.float64), varied())
+  base = in_float64(varied())
   _, fixed = Oracle(base).losses([0.25] * 4)
   sizes, step = drawn(), 1e-4
 

@@ -11,6 +11,7 @@ import numpy as np
 import plt_plain
 import pytest
 from in_float64 import without_rounding
+from numpy_layers import in_float64
 from tests_support import load_config, namespace
 
 from loopjax import config as config_lib
@@ -219,7 +220,7 @@ def test_gradients_are_finite_differences():
 
   value = without_rounding(loss)
   grads = without_rounding(jax.grad(loss))(params)
-  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  wide = in_float64(params)
   leaves, treedef = jax.tree.flatten(wide)
   rng, size = np.random.default_rng(0), 1e-4
   for i, grad in enumerate(jax.tree.leaves(grads)):

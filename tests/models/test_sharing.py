@@ -12,6 +12,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from in_float64 import without_rounding
+from numpy_layers import attended
 from test_families import CAUSAL, SPEC, config_of
 from tests_support import crossing
 
@@ -186,15 +187,6 @@ def pieces():
   return [without_rounding(one) for one in (embed, before, after, ends)]
 
 
-def attend(query, keys, values):
-  """In NumPy: one query [H, d_h], keys and values [S, H, d_h]."""
-  keys, values = np.stack(keys), np.stack(values)
-  scores = np.einsum("hd,shd->hs", query, keys) / query.shape[-1] ** 0.5
-  weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-  weights /= weights.sum(axis=1, keepdims=True)
-  return np.einsum("hs,shd->hd", weights, values)
-
-
 def reference(
   row, *, kind="per_loop", threshold=1.0, kept="copy", num_prompt=0
 ):
@@ -202,7 +194,7 @@ def reference(
   embed, before, after, ends = pieces()
   num_layers = model_of()[1].num_layers
   # past[loop][layer] are keys and values of the tokens so far.
-  past = [[([], []) for _ in range(num_layers)] for _ in range(LOOPS)]
+  past = [[[] for _ in range(num_layers)] for _ in range(LOOPS)]
   logits, counts = [], []
   for place, token in zip(np.arange(len(row)), np.asarray(row), strict=True):
     x, own, left, stays, chosen, ran = embed(token), [], 1.0, True, None, 0
@@ -217,8 +209,7 @@ def reference(
           kept_so_far = zip(own[-2][index], now, strict=True)
           now = [(a * loop + b) / (loop + 1) for a, b in kept_so_far]
         own[-1].append(now)
-        keys, values = past[loop][index]
-        mixed = attend(query, [*keys, now[0]], [*values, now[1]])
+        mixed = attended(query, [*past[loop][index], now])
         x = after(index, x, mixed)
       x, chance, read_out = ends(x)
       if stays:
@@ -234,8 +225,7 @@ def reference(
           source = own[ran - 1][index]
         elif loop >= ran and kept == "state":
           source = before(index, chosen, place)[1:]
-        for there, new in zip(past[loop][index], source, strict=True):
-          there.append(new)
+        past[loop][index].append(source)
   return np.stack(logits), counts
 
 

@@ -1,16 +1,46 @@
-"""cuDNN's attention in plain JAX, for machines without cuDNN."""
+"""Attention of cuDNN and for TPUs on any machine, and its gradients."""
 
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_kernel as splash,
+)
 
-from loopjax.nn.attention import cudnn
+from loopjax.nn.attention import attend, cudnn
+
+FAST = {"xla_backend_optimization_level": 0}
+
+
+def differentiated(form, arrays, cotangent):
+  """The output, and a gradient for each array."""
+
+  def run(*arrays):
+    output, transpose = jax.vjp(form, *arrays)
+    return output, transpose(cotangent)
+
+  run = jax.jit(run, compiler_options=FAST)
+  return jax.tree.leaves(run(*arrays))
+
+
+def assert_close(actual, expected, atol):
+  for one, other in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(one, other, atol=atol)
+
+
+def interpret_splash(monkeypatch):
+  """Splash attention then runs without a TPU."""
+  make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
+  monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
 
 
 class Instead:
   """Computes XLA's custom calls of cuDNN, and records their arguments.
+
+  Any dtype and width is supported.
 
   Attributes:
     given: per call, the shapes of the query, the key and the bias or None, and
@@ -21,6 +51,7 @@ class Instead:
     self.given = []
     monkeypatch.setattr(jax.ffi, "ffi_call", self.ffi_call)
     monkeypatch.setitem(cudnn._ELEMENTS, "float32", "F32")  # Only in tests.
+    monkeypatch.setattr(attend, "unsupported", lambda *_: None)
 
   def ffi_call(
     self,

@@ -1,21 +1,19 @@
 """Implementations of attention, against dense masks over all pairs."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_examples import Instead
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-  splash_attention_kernel as splash,
+from attention_examples import (
+  FAST,
+  Instead,
+  assert_close,
+  differentiated,
+  interpret_splash,
 )
 
-from loopjax.nn.attention import attend as attend_lib
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend
-
-FAST = {"xla_backend_optimization_level": 0}
 
 
 def operands(length, heads=4, groups=2, width=4, dtype=jnp.float32):
@@ -36,17 +34,6 @@ def visible(ids, causal):
   return seen & np.tri(ids.shape[1], dtype=bool) if causal else seen
 
 
-def differentiated(form, query, key, value, cotangent):
-  """The output and three gradients."""
-
-  def run(*operands):
-    output, transpose = jax.vjp(form, *operands)
-    return output, transpose(cotangent)
-
-  run = jax.jit(run, compiler_options=FAST)
-  return jax.tree.leaves(run(query, key, value))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(
@@ -57,20 +44,19 @@ def differentiated(form, query, key, value, cotangent):
 def test_documents_and_parts_of_the_queries(
   monkeypatch, causal, documents, part, stretch
 ):
-  *arrays, ids = operands(12)
+  *arrays, cotangent, ids = operands(12)
   ids = ids if documents else jnp.zeros_like(ids)
   mask = jnp.asarray(visible(np.asarray(ids), causal))
   expected = differentiated(
-    lambda *x: dot_product.attend(*x, visible=mask), *arrays
+    lambda *x: dot_product.attend(*x, visible=mask), arrays, cotangent
   )
   monkeypatch.setattr(dot_product, "_PART", part)
   monkeypatch.setattr(dot_product, "_MIN_BLOCK", stretch)
   given = ids if documents else None
   actual = differentiated(
-    lambda *x: attend(*x, causal=causal, documents=given), *arrays
+    lambda *x: attend(*x, causal=causal, documents=given), arrays, cotangent
   )
-  for a, b in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)
+  assert_close(actual, expected, 1e-5)
 
 
 def test_logits_are_of_a_part_of_the_queries():
@@ -131,8 +117,7 @@ def test_splash_attention_is_the_same(monkeypatch, length, documents, causal):
   def form(*x):
     return attend(*x, causal=causal, documents=given, implementation="splash")
 
-  make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
-  monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
+  interpret_splash(monkeypatch)
   output = form(*arrays[:3])
   mask = jnp.asarray(visible(np.asarray(ids), causal))
   expected = dot_product.attend(*arrays[:3], visible=mask)
@@ -146,10 +131,9 @@ def test_what_is_padded_for_cudnn_changes_nothing(
   monkeypatch, length, documents, causal
 ):
   """XLA computes cuDNN's calls: heads of 8, even lengths with a mask."""
-  *arrays, ids = operands(length, width=6)
+  *arrays, cotangent, ids = operands(length, width=6)
   ids = ids if documents else jnp.zeros_like(ids)
   given = Instead(monkeypatch).given
-  monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)  # float32.
   actual = differentiated(
     lambda *x: attend(
       *x,
@@ -157,16 +141,16 @@ def test_what_is_padded_for_cudnn_changes_nothing(
       documents=ids if documents else None,
       implementation="cudnn",
     ),
-    *arrays,
+    arrays,
+    cotangent,
   )
   even = length + length % 2 if documents else length
   assert {shape[1::2] for shape, *_ in given} == {(even, 8)}
   mask = jnp.asarray(visible(np.asarray(ids), causal))
   expected = differentiated(
-    lambda *x: dot_product.attend(*x, visible=mask), *arrays
+    lambda *x: dot_product.attend(*x, visible=mask), arrays, cotangent
   )
-  for a, b in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)
+  assert_close(actual, expected, 1e-5)
 
 
 @pytest.mark.parametrize("length", [16, 97])

@@ -6,17 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_examples import Instead
-from jax.experimental.pallas.ops.tpu.splash_attention import (
-  splash_attention_kernel as splash,
+from attention_examples import (
+  Instead,
+  assert_close,
+  differentiated,
+  interpret_splash,
 )
 
-from loopjax.nn.attention import attend as attend_lib
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend_to
 from loopjax.nn.attention.part import Part
-
-FAST = {"xla_backend_optimization_level": 0}
 
 
 def operands(tokens, num_keys, width, heads=4, groups=2):
@@ -68,15 +67,6 @@ def by_softmax(query, *parts):
   )
 
 
-def differentiated(form, arrays, cotangent):
-  def run(*arrays):
-    output, transpose = jax.vjp(form, *arrays)
-    return output, transpose(cotangent)
-
-  run = jax.jit(run, compiler_options=FAST)
-  return jax.tree.leaves(run(*arrays))
-
-
 def check(implementation, arrays, cotangent, written, ids, atol=1e-5):
   def form(attend, query, key, value, *past):
     return attend(query, *parts_of((key, value), past, written, ids))
@@ -86,8 +76,7 @@ def check(implementation, arrays, cotangent, written, ids, atol=1e-5):
     differentiated(functools.partial(form, attend), arrays, cotangent)
     for attend in (one, by_softmax)
   )
-  for a, b in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(a, b, atol=atol)
+  assert_close(actual, expected, atol)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -97,7 +86,6 @@ def test_a_chunk_and_its_history_are_one_softmax(
   monkeypatch, implementation, written, packed
 ):
   """Also with odd numbers of tokens, and widths that cuDNN does not support."""
-  monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)  # float32.
   given = Instead(monkeypatch).given
   arrays, cotangent = operands(5, 9, width=6)
   ids = documents(5, 9) if packed else None
@@ -114,8 +102,7 @@ def test_a_chunk_and_its_history_are_one_softmax(
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("written", [0, 130])
 def test_splash_attention_merges_them_too(monkeypatch, written, packed):
-  make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
-  monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
+  interpret_splash(monkeypatch)
   arrays, cotangent = operands(100, 200, width=128, heads=2, groups=1)
   ids = documents(100, 200) if packed else None
   check("splash", arrays, cotangent, written, ids, atol=1e-4)
@@ -124,10 +111,8 @@ def test_splash_attention_merges_them_too(monkeypatch, written, packed):
 @pytest.mark.parametrize("implementation", ["cudnn", "splash"])
 def test_a_row_that_is_read_again(monkeypatch, implementation):
   """MELT's sweeps: a token sees itself and earlier writes."""
-  monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)
   Instead(monkeypatch)
-  make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
-  monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
+  interpret_splash(monkeypatch)
   arrays, cotangent = operands(6, 6, width=128, heads=2, groups=1)
 
   def form(attend, query, key, value, *past):
@@ -139,18 +124,15 @@ def test_a_row_that_is_read_again(monkeypatch, implementation):
     differentiated(functools.partial(form, attend), arrays, cotangent)
     for attend in (one, by_softmax)
   )
-  for a, b in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-4)
+  assert_close(actual, expected, 1e-4)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("implementation", ["xla", "cudnn", "splash"])
 def test_a_window_and_its_past(monkeypatch, implementation, masked):
   """Sleep's windows: tokens see a number of earlier tokens, and no padding."""
-  monkeypatch.setattr(attend_lib, "unsupported", lambda *_: None)
   Instead(monkeypatch)
-  make = functools.partial(splash.make_splash_mha_single_device, interpret=True)
-  monkeypatch.setattr(splash, "make_splash_mha_single_device", make)
+  interpret_splash(monkeypatch)
   tokens, before = 6, 5
   arrays, cotangent = operands(tokens, tokens + before, width=128)
   query, key, value = arrays[0], *arrays[3:]
@@ -173,8 +155,7 @@ def test_a_window_and_its_past(monkeypatch, implementation, masked):
     (query, key, value),
     cotangent,
   )
-  for a, b in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-4)
+  assert_close(actual, expected, 1e-4)
 
 
 def test_the_backward_pass_of_cudnn_is_called_for_every_part():

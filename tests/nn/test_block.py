@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_layers import gelu, silu
 
 from loopjax.errors import UserError
 from loopjax.nn import attention, block, hybrid, norm, rope
@@ -115,15 +116,11 @@ class ByHand:
     return self.linear(np.concatenate(mixed, axis=-1), p["output"])
 
   def mlp(self, x, p):
-    def gelu(x):
-      inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-      return 0.5 * x * (1 + np.tanh(inner))
-
     value = self.linear(x, p["value"])
     if self.name == "gpt2":
       return self.linear(gelu(value), p["output"])
     gate = self.linear(x, p["gate"])
-    gate = gelu(gate) if self.name == "gemma" else gate / (1 + np.exp(-gate))
+    gate = gelu(gate) if self.name == "gemma" else silu(gate)
     return self.linear(gate * value, p["output"])
 
   def __call__(self, x):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from numpy_layers import in_float64, sigmoid, silu
 from tests_support import ROOT
 
 from loopjax.nn.fast_weights.gated_delta import GatedDeltaNet
@@ -61,12 +62,6 @@ def test_every_parameter_gets_a_gradient_from_the_start():
 def by_hand(params, x):
   """Equations of `GatedDeltaNet` and `FastWeights`, token by token."""
 
-  def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-  def silu(x):
-    return x * sigmoid(x)
-
   def mixed(name, index):
     u, taps = x @ params[name]["kernel"], params["convolutions"][index]["taps"]
     u = np.concatenate([np.zeros((len(u), len(taps) - 1, u.shape[2])), u], 1)
@@ -121,7 +116,7 @@ def test_the_layer_by_hand():
     return y, after.fast
 
   got = jax.jit(run, compiler_options=FAST)(state, x)
-  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
+  wide = in_float64(state)
   expected = by_hand(nnx.to_pure_dict(wide), x.astype(np.float64))
   for ours, theirs in zip(got, expected, strict=True):
     np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())

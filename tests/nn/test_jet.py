@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_layers import silu
 
 from loopjax.errors import UserError
 from loopjax.nn.fast_weights.convolution import DynamicConvolution
@@ -15,10 +16,6 @@ FAST = {"xla_backend_optimization_level": 0}
 NORMAL = nnx.initializers.normal(0.02)
 X = jax.random.normal(jax.random.key(1), (2, 9, 12))
 VALUE = jax.random.normal(jax.random.key(2), (2, 9, 16))
-
-
-def silu(x):
-  return x / (1 + np.exp(-x))
 
 
 def build(*sizes):

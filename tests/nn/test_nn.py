@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpy_layers import gelu, rms_normed, silu
 
 from loopjax.kernels import vocabulary
 from loopjax.nn import attention, block, linear, mlp, norm, rope
@@ -18,11 +19,6 @@ RNGS = nnx.Rngs(params=0)
 SHAPE = Shape(8, 2, num_key_value_heads=2, head_width=4, mlp_width=16)
 X = np.asarray(jax.random.normal(jax.random.key(1), (2, 5, 8)))
 erf = np.vectorize(math.erf)
-
-
-def gelu(x):
-  inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-  return 0.5 * x * (1 + np.tanh(inner))
 
 
 def test_derf_utm_is_its_formula():
@@ -116,8 +112,7 @@ def test_attention_is_softmax_of_rotated_products(causal, qk_norm):
   def rotated(name):
     x = heads(getattr(layer, name))
     if qk_norm:
-      x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
-      x = x * np.asarray(getattr(layer, f"{name}_norm").scale[...])
+      x = rms_normed(x) * np.asarray(getattr(layer, f"{name}_norm").scale[...])
     return np.asarray(rope.rotate(x, tables))
 
   query, key = rotated("query"), rotated("key")
@@ -136,7 +131,7 @@ def test_swiglu_is_its_formula(kind):
   layer = mlp.MLPS[kind](8, 6, precision=Precision(), rngs=RNGS)
   gate = X @ np.asarray(layer.gate.kernel[...])
   value = X @ np.asarray(layer.value.kernel[...])
-  gate = gelu(gate) if kind == "geglu" else gate / (1 + np.exp(-gate))
+  gate = gelu(gate) if kind == "geglu" else silu(gate)
   expected = (gate * value) @ np.asarray(layer.output.kernel[...])
   np.testing.assert_allclose(layer(X), expected, atol=1e-5)
 

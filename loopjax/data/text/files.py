@@ -23,7 +23,7 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import hub, pipeline
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 from loopjax.run import user_cache
 
 SYNTHETIC = "made:"
@@ -246,13 +246,8 @@ def _unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
   if magic[:2] == b"\x1f\x8b":
     return gzip.GzipFile(fileobj=file)
   if magic == b"\x28\xb5\x2f\xfd":
-    try:
+    with needing("zstandard", "lm", f"{file.name}: needs"):
       return io.BufferedReader(_Zstandard(file), _BLOCK)
-    except ImportError:
-      raise UserError(
-        f"{file.name}: needs the package zstandard; install it with"
-        " pip install 'loopjax[lm]'"
-      ) from None
   return file
 
 
@@ -295,14 +290,9 @@ def _read_table(
   path: str, file: io.BufferedReader, columns: tuple[str, ...] | None
 ) -> Iterator[Chunk]:
   """The chunks of a parquet file, of about the same size as other chunks."""
-  try:
+  with needing("pyarrow", "lm", f"{path}: needs"):
     import pyarrow
     from pyarrow import parquet
-  except ImportError:
-    raise UserError(
-      f"{path}: needs the package pyarrow; install it with"
-      " pip install 'loopjax[lm]'"
-    ) from None
   try:
     table = parquet.ParquetFile(file)
     names = table.schema_arrow.names

@@ -19,7 +19,7 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data.text.config import Config
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 
 NOTHING = "none"  # A begin token of `Tokenizer.beginning_with`.
 _BATCH = 1 << 20  # Characters at a time; encodings are far larger than text.
@@ -281,13 +281,9 @@ def _load(path: str, content: bytes) -> tuple[Any, tuple[bytes, ...]]:
   """The library's tokenizer of a `tokenizer.json`, and `_pieces` of it."""
   if wrong := checks.wrong_file(content):
     raise UserError(f"task.tokenizer={path}: {wrong}")
-  try:
+  what = f"task.tokenizer={path}: needs"
+  with needing("tokenizers", "lm", what, "set task.tokenizer=bytes"):
     import tokenizers
-  except ImportError:
-    raise UserError(
-      f"task.tokenizer={path}: needs the package tokenizers; install it with"
-      " pip install 'loopjax[lm]', or set task.tokenizer=bytes"
-    ) from None
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
   except Exception as error:  # The library raises nothing more specific.

@@ -490,13 +490,8 @@ def _check(options: Options) -> tuple[int, ...]:
   """The values of --k; raises UserError for contradictory flags."""
   source.check(options.model, chat=options.chat)
   text_flags.check(options.text, options.model)
-  for name, value, minimum in (
-    ("limit", options.limit, 0),
-    ("slots", options.slots, 1),
-    ("prompt_tokens", options.text.prompt_tokens, 0),
-  ):
-    if value < minimum:
-      raise UserError(f"--{name}={value} must be at least {minimum}")
+  checks.flags_at_least(options, limit=0, slots=1)
+  checks.flags_at_least(options.text, prompt_tokens=0)
   checks.unicode("--template", options.template)
   if QUESTION not in options.template:
     raise UserError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopjax.data.text import files as files_lib
-from loopjax.errors import UserError
+from loopjax.errors import UserError, needing
 
 # Field names of the question in published files.
 _QUESTION = ("question", "problem", "prompt")
@@ -123,13 +123,8 @@ def _value(number: str) -> Fraction:
 
 def _math_check() -> Check:
   """LightEval's check, which extracts and compares with Math-Verify."""
-  try:
+  with needing("math-verify", "math", "--check=math needs"):
     import math_verify
-  except ImportError:
-    raise UserError(
-      "--check=math needs the package math-verify; install it with"
-      " pip install 'loopjax[math]'"
-    ) from None
 
   def check(text: str, answer: str) -> bool:
     right = math_verify.parse(f"\\boxed{{{answer}}}")

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from loopjax.errors import UserError
+from loopjax.kernels import hopper
 from loopjax.kernels.gated_delta import chunked
 from loopjax.kernels.gated_delta.recurrence import Steps
 from loopjax.types import Array
@@ -25,9 +26,6 @@ _MAX_KEYS = 128  # Largest d_k whose state fits in shared memory.
 # Up to this many tokens are one chunk, computed without a kernel: there is no
 # recurrence, and XLA needs no padding. From the roofline, not measured.
 _ONE_CHUNK = 128
-_PARAMS = plgpu.CompilerParams(
-  lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-)
 
 
 def gated_delta(
@@ -148,9 +146,9 @@ def _kernel(
 
     square = (key_width, size)
     specs = [
-      spec((size, key_width), False, _transforms(key_width)),
-      spec(square, False, _transforms(size)),
-      spec((size, size), False, _transforms(size)),
+      spec((size, key_width), False, hopper.transforms(key_width)),
+      spec(square, False, hopper.transforms(size)),
+      spec((size, size), False, hopper.transforms(size)),
       spec((size, size), True, ()),
       *[spec(square, True, ())] * has_extra,
     ]
@@ -176,12 +174,12 @@ def _kernel(
     grid_names=("heads", "columns"),
     scratch_types=[
       plgpu.SMEM(of_state, jnp.float32),
-      _smem(of_state),
-      _smem((size, size)),
+      hopper.smem(of_state),
+      hopper.smem((size, size)),
       plgpu.SMEM((size, size), jnp.float32),
-      _smem((size, size)),
+      hopper.smem((size, size)),
     ],
-    compiler_params=_PARAMS,
+    compiler_params=hopper.PARAMS,
     kernel_name="gated_delta_adjoint" if adjoint else "gated_delta",
   )(flat(state), steps.through.reshape(-1), *map(flat, operands))
   every = num_chunks, batch, heads
@@ -212,16 +210,3 @@ def _product(left, right) -> Array:
 
 def _wide(ref) -> Array:
   return plgpu.layout_cast(ref[...], plgpu.Layout.WGMMA)
-
-
-def _smem(shape: tuple[int, int]):
-  return plgpu.SMEM(shape, jnp.bfloat16, transforms=_transforms(shape[1]))
-
-
-def _transforms(columns: int):
-  """Layout of tiles in shared memory that the tensor cores require."""
-  swizzle = plgpu.find_swizzle(16 * columns)
-  return (
-    plgpu.TilingTransform((8, swizzle // 2)),
-    plgpu.SwizzleTransform(swizzle),
-  )

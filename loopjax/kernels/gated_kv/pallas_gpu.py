@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from loopjax.errors import UserError
+from loopjax.kernels import hopper
 from loopjax.kernels.gated_kv import fused, reference
 from loopjax.types import Array
 
@@ -27,9 +28,6 @@ _MAX_STEPS = 8  # Maximum number of prefetched steps.
 # Shared memory for these steps in bytes, of the 227 KiB of a block.
 _STEP_BYTES = 160 * 2**10
 _FEW = 64  # Up to this many tokens make one tile; also the smallest tile.
-_PARAMS = plgpu.CompilerParams(
-  lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-)
 _ROWS = plgpu.Layout.WGMMA.reduce(0)  # Layout of vectors that all tokens share.
 
 
@@ -120,20 +118,9 @@ def _padded(x: Array, tile: int) -> Array:
   return jnp.pad(x, ((0, -len(x) % tile), (0, 0)))
 
 
-def _smem(shape: tuple[int, ...]):
-  return plgpu.SMEM(shape, jnp.bfloat16, transforms=_transforms(shape[-1]))
-
-
 def _spec(shape: tuple[int, int], index_map) -> plgpu.BlockSpec:
-  return plgpu.BlockSpec(shape, index_map, transforms=_transforms(shape[1]))
-
-
-def _transforms(columns: int):
-  """Layout of tiles in shared memory that the tensor cores require."""
-  swizzle = plgpu.find_swizzle(16 * columns)
-  return (
-    plgpu.TilingTransform((8, swizzle // 2)),
-    plgpu.SwizzleTransform(swizzle),
+  return plgpu.BlockSpec(
+    shape, index_map, transforms=hopper.transforms(shape[1])
   )
 
 
@@ -165,7 +152,7 @@ def _blend(x: Array, h: Array, weights: reference.Weights, tile: int) -> Array:
     plgpu.copy_smem_to_gmem(result, after.at[here])
     plgpu.wait_smem_to_gmem(0)
 
-  part = _smem((tile, columns))
+  part = hopper.smem((tile, columns))
   return plgpu.kernel(
     body,
     out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -178,7 +165,7 @@ def _blend(x: Array, h: Array, weights: reference.Weights, tile: int) -> Array:
       part,
       plgpu.Barrier(num_arrivals=3),
     ],
-    compiler_params=_PARAMS,
+    compiler_params=hopper.PARAMS,
     kernel_name="gated_kv_blend",
   )(
     x, h, weights.gate_input, weights.gate_latent,
@@ -258,7 +245,7 @@ def _project(
       *[plgpu.SMEM((tile, pairs), latent.dtype)] * 4,
       plgpu.Barrier(num_arrivals=2),
     ],
-    compiler_params=_PARAMS,
+    compiler_params=hopper.PARAMS,
     kernel_name="gated_kv_project",
   )(latent, weights.key, weights.value, cos[:, :half], sin[:, half:])
 
@@ -324,12 +311,12 @@ def _pull_back(
     grid=(len(operands[0]) // tile, width // columns),
     grid_names=("tokens", "columns"),
     scratch_types=[
-      *[_smem((tile, columns))] * 3,
+      *[hopper.smem((tile, columns))] * 3,
       plgpu.SMEM((columns,), jnp.float32),
       *[plgpu.SMEM((tile, columns), jnp.float32)] * 2,
       plgpu.Barrier(num_arrivals=4),
     ],
-    compiler_params=_PARAMS,
+    compiler_params=hopper.PARAMS,
     kernel_name="gated_kv_pull_back",
   )(
     *operands,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from safetensors import SafetensorError
 from safetensors.flax import load_file, save_file
 
-from loopjax.errors import UserError, one_line
+from loopjax.errors import UserError, needing, one_line
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity
 from loopjax.run.checkpoints.restore import QUANTIZED
@@ -40,13 +40,8 @@ def quantized(params: Any, weights: str) -> Any:
     UserError: qwix is not installed, there is no such matrix, or it is already
       quantised.
   """
-  try:
+  with needing("qwix", "quantize", f"--weights={weights} needs"):
     import qwix
-  except ImportError:
-    raise UserError(
-      f"--weights={weights} needs the package qwix; install it with"
-      " pip install 'loopjax[quantize]'"
-    ) from None
   if there := kind(params):
     raise UserError(f"--weights={weights}: the weights are already in {there}")
 
