@@ -39,7 +39,10 @@ SAMPLES = {
 }
 NOVELS = {"novels": 2.1, "novels_adaptive": 2.4}  # Maximum bits per byte.
 # Loops per token; None: as in training.
-SUMS = {"sums_looped": [None], "sums_melt": [None], "sums_recurrent": [3, 32]}
+SUMS = {
+  "sums_looped": [None], "sums_melt": [None], "sums_plt": [None],
+  "sums_recurrent": [3, 32],
+}  # fmt: skip
 PROSE = (
   "When the old man had finished his story there was a long silence in the"
   " room, and nobody looked at the fire. At last his daughter rose, went to the"
