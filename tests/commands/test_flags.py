@@ -69,10 +69,10 @@ def test_the_same_flags_for_the_same(name, monkeypatch):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_run_has_no_flag(name, capsys):
   command = importlib.import_module(f"loopjax.{name}")
-  assert command.main(["--workdir=runs/a"]) == 2
+  assert command.main(["--workdir=my runs/a"]) == 2
   assert capsys.readouterr().err == (
     "error: --workdir is for training commands; pass the run as an argument:"
-    f" {_called(name)} runs/a\n"
+    f" {_called(name)} 'my runs/a'\n"
   )
 
 

@@ -627,13 +627,13 @@ def test_an_item_without_its_setting_is_one_line():
 
 def test_a_sweep_that_is_done_says_what_is_next(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(runner_lib, "run_command", Runner(items_of("depth")))
-  there = f"--workdir={tmp_path}"
+  there = f"--workdir={tmp_path}/my runs"
   for arguments in (["--dry_run"], ["--limit=1"], ["--item=1"], ["--count"]):
     assert sweep_depth(there, *arguments) == 0
     assert "next:" not in capsys.readouterr().out
   assert sweep_depth(there) == 0
   last = capsys.readouterr().out.splitlines()[-1]
-  assert last == f"next: loopjax report {tmp_path}"
+  assert last == f"next: loopjax report '{tmp_path}/my runs'"
 
 
 @pytest.mark.parametrize(
