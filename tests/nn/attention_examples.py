@@ -26,11 +26,6 @@ def differentiated(form, arrays, cotangent):
   return jax.tree.leaves(run(*arrays))
 
 
-def assert_close(actual, expected, atol):
-  for one, other in zip(actual, expected, strict=True):
-    np.testing.assert_allclose(one, other, atol=atol)
-
-
 def interpret_splash(monkeypatch):
   """Splash attention then runs without a TPU."""
   make = functools.partial(splash.make_splash_mha_single_device, interpret=True)

@@ -7,10 +7,10 @@ import pytest
 from attention_examples import (
   FAST,
   Instead,
-  assert_close,
   differentiated,
   interpret_splash,
 )
+from tests_support import assert_close
 
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend

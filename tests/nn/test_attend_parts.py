@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from attention_examples import (
   Instead,
-  assert_close,
   differentiated,
   interpret_splash,
 )
+from tests_support import assert_close
 
 from loopjax.nn.attention import dot_product
 from loopjax.nn.attention.attend import attend_to
