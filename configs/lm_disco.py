@@ -7,8 +7,9 @@ of the same config: `:model.name=looped`, `ponderlm`, `transformer`. Your own
 text: --config.task.train_files='books/*.txt'. Presets:
 
   tiny    bytes of synthetic arithmetic or your text; 0.4 M parameters. On
-          novels, 2.25 bits per byte in 7 minutes on a CPU core, like the
-          vanilla loop (benchmarks/results). Sizes and rates are not tuned.
+          novels, 2.25 to 2.27 bits per byte in 5 to 7 minutes on a CPU core, no
+          better than the vanilla loop: docs/results.md. Sizes and rates are not
+          tuned.
   gpu     the same with 39 M parameters. Not measured.
   paper   440,764,417 parameters on 20 billion tokens; set task.train_files to
           FineWeb-Edu and FineMath-4plus, task.mixture=(0.6,0.4), and
