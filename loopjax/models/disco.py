@@ -254,9 +254,7 @@ FAMILY = Family(
     has_span=True,
     has_places=True,
     exits=Exits(
-      rule=exiting.ungated_rule,
-      check=exiting.check_ungated,
-      check_resumes=exiting.check_resumes,
+      check=exiting.check_ungated, check_resumes=exiting.check_resumes
     ),
     unstacked=reading.unstacked,
   ),

@@ -22,12 +22,6 @@ def exit_rule(config: Any) -> str:
   return "fixed" if config.exit_gate == "none" else "gate"
 
 
-def ungated_rule(config: Any) -> str:
-  """See `Exits.rule`, without a gate: by default all loops run."""
-  del config
-  return "fixed"
-
-
 def untrained(config: Any) -> str:
   """See `Family.untrained`: the gate, or everything else."""
   patterns = {"unused": "^exit_gate/", "alone": "^(?!exit_gate/)"}

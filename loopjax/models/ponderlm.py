@@ -247,11 +247,7 @@ FAMILY = Family(
     read=read,
     has_span=True,
     has_places=True,
-    exits=Exits(
-      rule=exiting.ungated_rule,
-      check=exiting.check_ungated,
-      check_resumes=check_resumes,
-    ),
+    exits=Exits(check=exiting.check_ungated, check_resumes=check_resumes),
     unstacked=reading.unstacked,
   ),
 )

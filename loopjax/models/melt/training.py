@@ -24,17 +24,14 @@ from loopjax.models.melt.config import Config, Options
 from loopjax.models.melt.model import Model
 from loopjax.models.melt.parameters import Layer, Stack
 from loopjax.protocols import Teacher
-from loopjax.types import Array, Batch, Metrics, TaskSpec
+from loopjax.types import Array, Batch, Metrics
 
 
-def check_teacher(
-  config: Config, spec: TaskSpec, teacher: Teacher | None
-) -> None:
+def check_teacher(config: Config, teacher: Teacher | None) -> None:
   """Raises UserError unless the teacher is a looped model that `run` can run.
 
   It must also have the shape that the loss compares.
   """
-  del spec
   if config.distill == "none":
     if teacher is not None:
       raise UserError("it has no effect with model.distill='none'")
