@@ -124,15 +124,8 @@ def last_with_gradient(
   cycle: Callable[[State], State], state: State, num_cycles: int, kind: str
 ) -> State:
   """The state after several cycles; only the last has a gradient."""
-  _, state, _ = driver.run_truncated(
-    lambda state, _: (cycle(state), None),
-    state,
-    num_cycles,
-    num_with_gradient=1,
-    want_first=False,
-    kind=kind,
-  )
-  return state
+  state = driver.repeat(cycle, state, num_cycles - 1, kind=kind)
+  return cycle(jax.lax.stop_gradient(state))
 
 
 def run(

@@ -234,9 +234,9 @@ class _Known(NamedTuple):
 
 def pivot(
   runs: Sequence[runs_lib.Run],
-  metrics: Sequence[str] = (),
-  rows: Sequence[str] = (),
-  columns: Sequence[str] = (),
+  metrics: Sequence[str],
+  rows: Sequence[str],
+  columns: Sequence[str],
 ) -> Pivot:
   """Scores by settings; runs that differ in their seeds alone are averaged.
 
