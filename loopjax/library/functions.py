@@ -17,6 +17,7 @@ from loopjax.library import checked, text, training
 from loopjax.library.evaluation import Split, of_task
 from loopjax.library.model import About, Model
 from loopjax.program import fresh
+from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.saved import trained
 from loopjax.types import Array, Metrics
@@ -137,8 +138,7 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   """
   workdir = local_path(str(workdir))
   zoo.refuse(workdir, "choose another directory")
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: already contains a run")
+  workdir_lib.check_new(workdir)
   with writing(workdir):
     convert.write_run(
       workdir,

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.models import causal, reading
@@ -88,7 +89,7 @@ def read(
   early exit; later tokens may run more if it `fills`. The output's "loops_run"
   is the number of loops after which each row exited.
   """
-  num_loops = model.config.num_loops if num_loops is None else num_loops
+  num_loops = checks.num_loops(model.config, num_loops)
   if exit_policy is None:
     return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid

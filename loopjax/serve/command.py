@@ -253,8 +253,7 @@ def _check(options: Options) -> None:
       raise UserError(
         f"--cors={origin} is not an origin such as https://example.org"
       )
-  if not 0 <= options.port <= 65_535:
-    raise UserError(f"--port={options.port} must be in [0, 65535]")
+  hosts.check_port(options.port)
   checks.flags_at_least(
     options,
     slots=1,

@@ -285,6 +285,13 @@ def test_rematerialisation_is_in_the_program(name):
   assert not is_rematerialised("none")
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_zero_loops_are_a_mistake(name):
+  model = examples.abstract(MODELS[name], config_of(name), SPEC)
+  with pytest.raises(UserError, match="num_loops=0 must be"):
+    model(batch()["inputs"], num_loops=0)
+
+
 @crossing("name", LOOPED, manual=(*PEERS, "ponderlm"))
 def test_while_and_more_loops_than_trained_go_the_same_way(name):
   few, many = forward(name), forward(name, 3 * LOOPS, "while")
