@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 
 def _models(options: Options) -> dict[source.ModelFlags, str]:
-  """The names of the models; flags hold for the first one alone."""
+  """The names of the models; flags apply only to the first."""
   first = options.model
   others = [source.ModelFlags(folder) for folder in options.also]
   names = [

@@ -196,7 +196,7 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries; "documents" are numbered 1, 2, ...,
     with 0 for padding. Training predicts all tokens. In evaluation a row has
-    one document, weights are 1 for the value alone, and there are "valid" bool
+    one document, weights are 1 only for the value, and there are "valid" bool
     [b], "group/split" and "group/attribute" i32 [b]. The facts include the bits
     of knowledge in all biographies.
   """
