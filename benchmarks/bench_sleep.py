@@ -41,7 +41,7 @@ from loopjax.models import sleep
 from loopjax.nn import block, hybrid, rope
 from loopjax.nn.attention.cache import KeyValues
 from loopjax.run import provenance
-from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
+from loopjax.types import Array, LoopOptions, TaskSpec
 
 _CALLS = flags.DEFINE_integer("calls", 5, "Timed steps of every form.")
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences.")
@@ -195,12 +195,7 @@ def _loss_of(form: Form, graphdef: nnx.GraphDef) -> Any:
     model: Any = nnx.merge(graphdef, params)
     if form.read != "parallel":
       return sleep.loss(model, batch, jax.random.key(0), jnp.asarray(0), {})[0]
-    return token_losses.next_token(
-      _parallel(model, inputs),
-      model.readout_table(),
-      batch,
-      precision=PRECISIONS[_PRECISION.value],
-    )[0]
+    return token_losses.next_token(model, _parallel(model, inputs), batch)[0]
 
   return loss
 

@@ -130,6 +130,43 @@ def at_least(section: str, record: Any, **bounds: float) -> None:
   )
 
 
+def positive(section: str, record: Any, *fields: str) -> None:
+  """Raises UserError unless each named field is greater than 0."""
+  _raise_all(
+    f"{section}.{field}={value} must be > 0"
+    for field in fields
+    if not (value := getattr(record, field)) > 0
+  )
+
+
+def within(section: str, record: Any, **intervals: str) -> None:
+  """Raises UserError unless each named field is in an interval like [0, 1)."""
+  _raise_all(
+    f"{section}.{field}={value} must be in {interval}"
+    for field, interval in intervals.items()
+    if not _is_within(value := getattr(record, field), interval)
+  )
+
+
+def _is_within(value: float, interval: str) -> bool:
+  low, high = map(float, interval[1:-1].split(","))
+  is_end = value == low and interval[0] == "["
+  is_end |= value == high and interval[-1] == "]"
+  return low < value < high or is_end
+
+
+def num_loops(config: Any, given: int | None) -> int:
+  """The given number of loops, or that of training if None.
+
+  Raises:
+    UserError: it is less than one.
+  """
+  number: int = config.num_loops if given is None else given
+  if number < 1:
+    raise UserError(f"num_loops={number} must be at least 1")
+  return number
+
+
 def flags_at_least(options: Any, **bounds: float) -> None:
   """Raises UserError unless each named flag is absent or at least its bound."""
   for flag, bound in bounds.items():

@@ -101,7 +101,7 @@ def start(options: Any) -> int:
   settings = config_lib.resolve(config)  # Report mistakes first.
   by_user = {*options.overrides, *config_lib.by_user(config)}
   if seeds and "run.seed" in by_user:
-    raise UserError("--seeds has no effect beside run.seed")
+    raise UserError("--seeds has no effect with run.seed")
   base = naming.workdir(options.config_name, by_user, settings.plain)
   workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
   _check_source(mode, options.overrides, workdir)

@@ -489,7 +489,7 @@ def test_models_of_the_pages_can_be_built():
     ),
     (
       lambda m: loopjax.loss(m, next(pairs()), weights=np.ones((4, 16))),
-      "loss: weights beside a batch",
+      "loss: weights with a batch",
     ),
     (
       lambda m: loopjax.loss(m, {}, np.ones((1, 4), int)),
@@ -497,7 +497,7 @@ def test_models_of_the_pages_can_be_built():
     ),
     (
       lambda m: m.logits(np.arange(4), documents=np.ones(3, int)),
-      "documents of shape .1, 3. beside tokens of .1, 4.",
+      "documents of shape .1, 3. for tokens of .1, 4.",
     ),
     (
       lambda m: of_zoo("sudoku_6x6").logits(

@@ -85,7 +85,7 @@ def test_own_puzzles_have_the_scores_of_a_loop_over_them(
   )
   with refused("task.box_cols=2: the model was trained with 3, which its"):
     loaded.evaluate("test", test_csv=path, box_cols=2)
-  with refused("evaluate: box_cols beside a dataset"):
+  with refused("evaluate: box_cols with a dataset"):
     loaded.evaluate(data["test"], box_cols=3)
 
 

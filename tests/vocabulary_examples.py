@@ -56,12 +56,11 @@ def distill(
   teacher_table,
   *,
   beta=0.5,
-  temperature=1.0,
   num_padding_tokens=0,
 ):
   """As `losses.distill`, from the logarithm of the mean of two softmaxes."""
   log_s, log_t = (
-    jax.nn.log_softmax(_logits(*pair, num_padding_tokens, temperature))
+    jax.nn.log_softmax(_logits(*pair, num_padding_tokens))
     for pair in ((student, student_table), (teacher, teacher_table))
   )
   if beta == 0:

@@ -33,7 +33,7 @@ class Config:
     checks.at_least("task", self, length=1, num_eval_examples=1)
     if 2 * self.num_eval_examples >= 2**self.length:
       raise UserError(
-        f"task.length={self.length} leaves no row to train on beside twice"
+        f"task.length={self.length} leaves no row to train on after twice"
         f" task.num_eval_examples={self.num_eval_examples}"
       )
 

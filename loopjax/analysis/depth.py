@@ -17,6 +17,7 @@ from matplotlib import ticker
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw, series
+from loopjax.losses import tokens as token_losses
 from loopjax.models import every_loop
 from loopjax.program import eval_step
 from loopjax.types import Array, Batch, Output, TokenScores
@@ -192,7 +193,7 @@ def _of_rows(
     state = {name: (trace[name], ones) for name in every_loop.STATE}
   else:
     output = model(**inputs, num_loops=num_loops)
-    tokens = eval_step.read_out(model, output.hidden, batch)
+    tokens = token_losses.read_out(model, output.hidden, batch["targets"])
     losses, prediction = (x[None] for x in tokens)
   vocab_size = model.spec.vocab_size
   return {

@@ -207,10 +207,7 @@ def _of_rows(
   )
   hidden = output.trace["hidden"]
   losses = token_losses.next_token_by_loop(
-    model.readout_input(hidden),
-    model.readout_table(),
-    rows,
-    **token_losses.readout_options(model),
+    model, model.readout_input(hidden), rows["targets"]
   )
   first = model.embed(rows["inputs"], None)[None]
   hidden = hidden[:num_loops]
@@ -385,10 +382,7 @@ def _read_tokens(
   cache = melt.empty_cache(model, batch, num_tokens)
   _, (hidden, loops) = jax.lax.scan(step, cache, inputs.T)
   losses = token_losses.next_token_by_loop(
-    jnp.swapaxes(hidden, 0, 1)[None],
-    model.readout_table(),
-    {"targets": targets},
-    **token_losses.readout_options(model),
+    model, jnp.swapaxes(hidden, 0, 1)[None], targets
   )
   return losses[0], loops.T
 

@@ -1,4 +1,4 @@
-"""Names of a server's host that requests may have.
+"""Ports, and names of a server's host that requests may have.
 
 A server that checks them is safe from DNS rebinding, by which pages of other
 sites could read its answers.
@@ -35,6 +35,12 @@ def allowed(flag: str) -> list[str]:
         f"--allowed_hosts={name} is not a name such as api.example.org"
       )
   return [name.lower() for name in names]
+
+
+def check_port(port: int) -> None:
+  """Raises UserError unless a port exists; 0 is any free one."""
+  if not 0 <= port <= 65_535:
+    raise UserError(f"--port={port} must be in [0, 65535]")
 
 
 def refusal(host: str, names: Collection[str]) -> str:

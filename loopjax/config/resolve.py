@@ -303,7 +303,7 @@ def _check_teacher(settings: Settings) -> None:
   family, teacher = settings.family, settings.run.teacher
   if family.check_teacher:
     if not teacher:
-      family.check_teacher(settings.model, settings.spec, None)
+      family.check_teacher(settings.model, None)
   elif teacher:
     raise UserError(
       f"run.teacher={teacher} has no effect:"

@@ -153,7 +153,7 @@ class Ranking(NamedTuple):
   unseen: dict[str, float]
   rates: Rates | None
   asynchronous: dict[str, float]
-  unknown: tuple[str, ...] = ()
+  unknown: tuple[str, ...]
 
 
 def rank(module: hlo.Module, kind: str, steps: int) -> Ranking:

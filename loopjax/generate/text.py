@@ -116,7 +116,7 @@ def each_text(
   engine: Engine,
   tokenizer: Tokenizer,
   requests: Sequence[GenerationRequest],
-  stops: Sequence[str] = (),
+  stops: Sequence[str],
   notice: Callable[[Sequence[GeneratedToken]], object] = len,
 ) -> Iterator[TextStream]:
   """Yields the results of `generate_texts` as they become available.

@@ -169,8 +169,7 @@ def import_folder(
     UserError: a file is missing, damaged or not supported; nothing is written
       then.
   """
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: already contains a run")
+  workdir_lib.check_new(workdir)
   origin = {"imported": str(folder)}
   with contextlib.ExitStack() as stack:
     there = None

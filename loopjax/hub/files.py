@@ -134,6 +134,7 @@ def write(
     arrays = {name: np.ascontiguousarray(made[name].make()) for name in part}
     # PyTorch's readers require this.
     save_file(arrays, folder / file, metadata={"format": "pt"})
+    (folder / file).chmod(0o644)  # save_file lets only the owner read it.
   if len(parts) > 1:
     where = {
       name: file

@@ -9,6 +9,7 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.hub.retrofit import read_source
+from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import quantized
 
 
@@ -33,8 +34,7 @@ def quantize(
     UserError: the source cannot be read, is not a causal model or is already
       quantised; nothing is written then.
   """
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: already contains a run")
+  workdir_lib.check_new(workdir)
   config, params, folder = read_source(source, checkpoint, dtype or "bfloat16")
   if dtype and folder != source:
     raise UserError(f"--dtype={dtype} has no effect on a run")

@@ -21,6 +21,7 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.loop import relaxed
+from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
 from loopjax.sections import flatten
@@ -78,8 +79,7 @@ def retrofit(
       f"--update={options.update} and --relaxed_rank={options.relaxed_rank}:"
       " --update=relaxed needs a positive rank; the others do not use it"
     )
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: already contains a run")
+  workdir_lib.check_new(workdir)
   config, params, folder = read_source(source, options.checkpoint)
   old = config.model.copy_and_resolve_references()
   try:

@@ -168,4 +168,4 @@ def _integers(name: str, value: Any) -> Any:
 def _check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
   """Raises UserError unless the array has the shape of the tokens."""
   if array.shape != shape:
-    raise UserError(f"{name} of shape {array.shape} beside tokens of {shape}")
+    raise UserError(f"{name} of shape {array.shape} for tokens of {shape}")

@@ -86,7 +86,7 @@ def evaluate(
     )
   elif settings:
     raise UserError(
-      f"evaluate: {', '.join(settings)} beside a dataset; pass 'test'"
+      f"evaluate: {', '.join(settings)} with a dataset; pass 'test'"
     )
   else:
     evaluator = _evaluator(model.about, loops, dataset)

@@ -17,6 +17,7 @@ from loopjax.library import checked, text, training
 from loopjax.library.evaluation import Split, of_task
 from loopjax.library.model import About, Model
 from loopjax.program import fresh
+from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.saved import trained
 from loopjax.types import Array, Metrics
@@ -103,7 +104,7 @@ def loss(
 
   Raises:
     UserError: the family carries state from step to step, which `fit` trains;
-      arrays are given beside a batch that has its own; or as in `Model.fit`.
+      arrays are given with a batch that has its own; or as in `Model.fit`.
   """
   settings = model.about.settings
   if settings.family.init_carried:
@@ -111,15 +112,15 @@ def loss(
       f"{settings.model_name!r} carries state from step to step; use Model.fit"
     )
   arrays = {"targets": targets, "weights": weights, "documents": documents}
-  beside = {name: x for name, x in arrays.items() if x is not None}
-  if targets is None and beside:
+  given = {name: x for name, x in arrays.items() if x is not None}
+  if targets is None and given:
     raise UserError(
-      f"loss: {', '.join(beside)} beside a batch; put it into the batch's dict"
+      f"loss: {', '.join(given)} with a batch; put it into the batch's dict"
     )
-  if isinstance(inputs, Mapping) and beside:
+  if isinstance(inputs, Mapping) and given:
     raise UserError("loss: pass a dict, or inputs and targets, not both")
   batch = checked.batch(
-    settings, inputs if targets is None else {"inputs": inputs, **beside}
+    settings, inputs if targets is None else {"inputs": inputs, **given}
   )
   batch["mean_weight"] = jnp.mean(batch["weights"])
   key = jax.random.key(0) if key is None else key
@@ -137,8 +138,7 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   """
   workdir = local_path(str(workdir))
   zoo.refuse(workdir, "choose another directory")
-  if (workdir / "config.json").exists():
-    raise UserError(f"{workdir}: already contains a run")
+  workdir_lib.check_new(workdir)
   with writing(workdir):
     convert.write_run(
       workdir,

@@ -28,9 +28,9 @@ def table(
 
   `pandas.DataFrame(loopjax.table("runs/a"))` is a data frame. Without `rows`
   and `columns` there is a record per run: its path, state, the settings in
-  which the runs differ, and scores. With them, runs that differ in their seeds
-  alone are averaged: beside a mean, "NAME/interval" is half the width of its 95
-  % interval (Student's t), and "NAME/runs" the number of runs. Scores of a run
+  which the runs differ, and scores. With them, runs that differ only in their
+  seeds are averaged: with a mean, "NAME/interval" is half the width of its 95 %
+  interval (Student's t), and "NAME/runs" the number of runs. Scores of a run
   that is not complete are None, and standard error names it.
 
   Args:

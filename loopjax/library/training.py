@@ -119,7 +119,7 @@ def objective(settings: config_lib.Settings) -> Loss:
   family = settings.family
   if family.check_teacher:
     try:
-      family.check_teacher(settings.model, settings.spec, None)
+      family.check_teacher(settings.model, None)
     except UserError as error:
       raise UserError(f"no teacher: {error}") from error
   return family.loss

@@ -104,9 +104,7 @@ def _counts(rates: np.ndarray, num: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def calibrated(
-  kind: str, mean: float, sigma: float = 0.5, max_loops: int = 0
-) -> float:
+def calibrated(kind: str, mean: float, sigma: float, max_loops: int) -> float:
   """The `mean` setting that gives this expected depth under the maximum."""
   low, high = 1e-3, 8.0 * mean
   for _ in range(80):

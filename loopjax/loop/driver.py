@@ -87,9 +87,9 @@ def run_truncated(
   carry: Carry,
   num_steps: int,
   *,
-  num_with_gradient: int = 0,
+  num_with_gradient: int,
   cut_fn: Callable[[Carry], Carry] = jax.lax.stop_gradient,
-  want_first: bool = True,
+  want_first: bool,
   kind: str = "scan",
 ) -> tuple[Carry | None, Carry, Any]:
   """`run_loop` with back-propagation through the last steps only.

@@ -204,7 +204,7 @@ def no_read_outs(rule: str, batch: int, vocab_size: int) -> ReadOutHistory:
 
 
 def read_out_evidence(
-  rule: str, history: ReadOutHistory, logits: Array, num_padding_tokens: int = 0
+  rule: str, history: ReadOutHistory, logits: Array, num_padding_tokens: int
 ) -> tuple[Array, ReadOutHistory]:
   """The evidence of a rule of READ_OUT, compared with the threshold; f32 [B].
 

@@ -5,8 +5,8 @@
 The first pass over the vocabulary finds both normalisers
 (`vocabulary.add_logits`), the second the divergence, since M needs both. The
 backward pass keeps hidden states, normalisers and the student's part R of the
-divergence, and recomputes the logits. With the student's logits l (after the
-temperature) and a cotangent of 1,
+divergence, and recomputes the logits. With the student's logits l and a
+cotangent of 1,
 
   dL/dl_v = S_v - T_v                                  for beta = 0,
   dL/dl_v = (1 - beta) S_v log(S_v / M_v) - S_v R      for 0 < beta < 1,
@@ -17,7 +17,7 @@ and for beta = 1 the second with T for M and without the factor (1 - beta).
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from loopjax.kernels import vocabulary
 from loopjax.kernels.vocabulary import product
 from loopjax.losses.tokens import means_by_loop
-from loopjax.types import Array, Batch, Precision
+from loopjax.types import PRECISIONS, Array, Batch
 
 Readout = tuple[Array, Array]  # Hidden states [..., D], folded table [C, n, D].
 Normaliser = tuple[Array, Array]  # Largest logit, log sum exp(logit - largest).
@@ -35,27 +35,23 @@ class Options(NamedTuple):
   """Static options.
 
   Attributes:
-    beta, temperature: as in `distill`. num_tokens: number of real tokens,
-      which come first in the vocabulary. num_chunks: n.
+    beta: as in `distill`.
+    num_tokens: real tokens, which come first in the vocabulary.
+    num_chunks: n.
   """
 
   beta: float
-  temperature: float
   num_tokens: int
   num_chunks: int
 
 
 def by_loop(
-  student: Array,
-  student_table: Array,
-  teacher: Array,
-  teacher_table: Array,
+  student: Any,
+  hidden: Array,
+  teacher: Any,
+  teacher_hidden: Array,
   batch: Batch,
-  *,
-  beta: float = 0.5,
-  temperature: float = 1.0,
-  num_padding_tokens: int = 0,
-  precision: Precision,
+  beta: float,
 ) -> Array:
   """Divergence from the teacher after each loop, weighted by token.
 
@@ -63,31 +59,29 @@ def by_loop(
   Creates no [tokens, vocabulary] array; see `distill`.
 
   Args:
-    student: hidden states before unembedding after each of K loops, [K, B, T,
-      D].
-    student_table: unembedding matrix, [V, D].
-    teacher: the teacher's hidden states, [K, B, T, D'] loop by loop, or [1, B,
-      T, D'] for the same teacher after every loop. A constant.
-    teacher_table: [V, D']. A constant.
+    student: the model, whose output table and precision are used.
+    hidden: its hidden states before unembedding after each of K loops, [K, B,
+      T, D].
+    teacher: the teacher, whose output table is used. A constant.
+    teacher_hidden: [K, B, T, D'] loop by loop, or [1, B, T, D'] for the same
+      teacher after every loop. A constant.
     batch: "weights" [B, T], and optionally "mean_weight".
-    beta: 0 for KL(teacher || student), 1 for KL(student || teacher), between
-      them for the generalized Jensen-Shannon divergence.
-    temperature: both logits are divided by it.
-    num_padding_tokens: number of ids at the end of the vocabulary that are not
-      real tokens.
-    precision: precision of the products.
+    beta: as in `distill`.
 
   Returns:
     f32 [K], the mean over tokens after each loop.
   """
+  operands = (
+    hidden,
+    student.readout_table(),
+    teacher_hidden,
+    teacher.readout_table(),
+  )
+  dtype = PRECISIONS[student.config.precision].compute
   divergence = distill(
-    *(
-      x.astype(precision.compute)
-      for x in (student, student_table, teacher, teacher_table)
-    ),
+    *(x.astype(dtype) for x in operands),
     beta=beta,
-    temperature=temperature,
-    num_padding_tokens=num_padding_tokens,
+    num_padding_tokens=student.spec.num_padding_tokens,
   )
   return means_by_loop(divergence, batch)
 
@@ -100,14 +94,13 @@ def distill(
   teacher_table: Array,
   *,
   beta: float = 0.5,
-  temperature: float = 1.0,
   num_padding_tokens: int = 0,
   chunk_size: int = vocabulary.CHUNK_SIZE,
 ) -> Array:
   """Divergence of a student's distribution over tokens from a teacher's.
 
-  With S = softmax(student W_S^T / temperature), T = softmax(teacher W_T^T /
-  temperature) and M = beta T + (1 - beta) S, per token
+  With S = softmax(student W_S^T), T = softmax(teacher W_T^T) and
+  M = beta T + (1 - beta) S, per token
 
     beta KL(T || M) + (1 - beta) KL(S || M)   for 0 < beta < 1,
     KL(T || S)                                for beta = 0,
@@ -115,7 +108,7 @@ def distill(
 
   The first is the generalized Jensen-Shannon divergence (GKD, arXiv 2306.13649,
   section 3.1), which tends to 0 at both ends; the others are its limits after
-  division by beta and by 1 - beta. There is no factor temperature^2.
+  division by beta and by 1 - beta.
 
   Products do not convert their inputs and accumulate in float32; both softmax
   functions are in float32. Supports reverse mode only.
@@ -127,7 +120,6 @@ def distill(
       them: one teacher for all loops is [1, B, T, D_T]. A constant.
     teacher_table: W_T [V, D_T]. A constant.
     beta: from 0 to 1.
-    temperature: > 0.
     num_padding_tokens: the last ids of the vocabulary get no probability.
     chunk_size: no array is larger than [..., chunk_size] or the table.
 
@@ -151,13 +143,10 @@ def distill(
       f"student_table has {len(student_table)} tokens, teacher_table has"
       f" {len(teacher_table)}"
     )
-  if not 0 <= beta <= 1 or not temperature > 0:
-    raise ValueError(
-      f"beta={beta} must be from 0 to 1, temperature={temperature} above 0"
-    )
+  if not 0 <= beta <= 1:
+    raise ValueError(f"beta={beta} must be from 0 to 1")
   options = Options(
     float(beta),
-    float(temperature),
     len(student_table) - num_padding_tokens,
     vocabulary.num_chunks(len(student_table), chunk_size),
   )
@@ -170,7 +159,6 @@ def distill(
 def _logits(readout: Readout, chunk: Array, options: Options) -> Array:
   """Logits [..., C] of a chunk; MASKED_LOGIT for padding tokens."""
   logits, ids = vocabulary.logits(*readout, chunk)
-  logits /= options.temperature
   return jnp.where(ids < options.num_tokens, logits, vocabulary.MASKED_LOGIT)
 
 
@@ -228,7 +216,6 @@ def _forward(student, teacher, options):
 def _backward(options, residuals, cotangent):
   student, teacher, normalisers, from_student = residuals
   hidden, folded = student
-  scale = cotangent[..., None] / options.temperature
 
   def step(chunk, carry):
     d_hidden, d_folded = carry
@@ -240,7 +227,7 @@ def _backward(options, residuals, cotangent):
     else:
       _, part = _shares(log_s, log_t, options.beta)
       d_logits = part - student_probability * from_student[..., None]
-    d_logits = (scale * d_logits).astype(hidden.dtype)
+    d_logits = (cotangent[..., None] * d_logits).astype(hidden.dtype)
     rows = vocabulary.rows(folded, chunk)
     d_hidden += product("...v,vd->...d", d_logits, rows)
     d_rows = product("...v,...d->vd", d_logits, hidden)

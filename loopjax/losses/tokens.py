@@ -11,6 +11,7 @@ the log normaliser,
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,6 @@ from loopjax.types import (
   Batch,
   Metrics,
   Output,
-  Precision,
   TokenScores,
 )
 
@@ -284,14 +284,6 @@ def row_means(values: Array, weights: Array) -> Array:
   return jnp.sum(values * weights, 1) / jnp.maximum(jnp.sum(weights, 1), 1e-9)
 
 
-def readout_options(model: Any) -> dict[str, Any]:
-  """The last arguments of `next_token` and its like, for a model."""
-  return {
-    "num_padding_tokens": model.spec.num_padding_tokens,
-    "precision": PRECISIONS[model.config.precision],
-  }
-
-
 def linear_warmup(step: Array, num_steps: int) -> Array:
   """min(1, step / num_steps), the factor of a penalty; 1 without warm-up.
 
@@ -302,37 +294,25 @@ def linear_warmup(step: Array, num_steps: int) -> Array:
   return jnp.minimum(1.0, step.astype(jnp.float32) / num_steps)
 
 
-def next_token(
-  hidden: Array,
-  table: Array,
-  batch: Batch,
-  *,
-  num_padding_tokens: int = 0,
-  precision: Precision,
-) -> tuple[Array, Array]:
+def next_token(model: Any, hidden: Array, batch: Batch) -> tuple[Array, Array]:
   """Next-token cross-entropy and z-loss, weighted by token.
 
   Creates no [tokens, vocabulary] array, see `token_loss`.
 
   Args:
+    model: the model, whose output table is used.
     hidden: hidden states before unembedding, of all T tokens or only the last
       ones, [B, T or fewer, D]. The others have zero loss; their weights should
       be zero.
-    table: unembedding matrix, [V, D].
     batch: "targets" and "weights" [B, T], and optionally "mean_weight".
-    num_padding_tokens: ids at the end of the vocabulary that are not tokens.
-    precision: precision of the products.
 
   Returns:
     Two f32 scalars: the mean cross-entropy in nats, and the mean squared log
     normaliser (PaLM, arXiv 2204.02311, section 5).
   """
   without = batch["targets"].shape[1] - hidden.shape[1]
-  losses, normaliser = token_loss(
-    hidden.astype(precision.compute),
-    table.astype(precision.compute),
-    batch["targets"][:, without:],
-    num_padding_tokens=num_padding_tokens,
+  losses, normaliser = _with_table(
+    token_loss, model, hidden, batch["targets"][:, without:]
   )
 
   def mean(values: Array) -> Array:
@@ -341,74 +321,56 @@ def next_token(
   return mean(losses), mean(normaliser**2)
 
 
-def next_token_by_loop(
-  hidden: Array,
-  table: Array,
-  batch: Batch,
-  *,
-  num_padding_tokens: int = 0,
-  precision: Precision,
-) -> Array:
-  """Next-token cross-entropy after each loop, in nats.
+def next_token_by_loop(model: Any, hidden: Array, targets: Array) -> Array:
+  """Next-token cross-entropy after each loop, f32 [K, B, T], in nats.
 
   Creates no [tokens, vocabulary] array, see `token_loss`.
 
   Args:
+    model: the model, whose output table is used.
     hidden: hidden states before unembedding after each of K loops, [K, B, T,
       D].
-    table: unembedding matrix, [V, D].
-    batch: "targets" [B, T].
-    num_padding_tokens: ids at the end of the vocabulary that are not tokens.
-    precision: precision of the products.
-
-  Returns:
-    f32 [K, B, T].
+    targets: int [B, T].
   """
-  targets = jnp.broadcast_to(batch["targets"][None], hidden.shape[:-1])
-  losses, _ = token_loss(
-    hidden.astype(precision.compute),
-    table.astype(precision.compute),
-    targets,
-    num_padding_tokens=num_padding_tokens,
-  )
+  targets = jnp.broadcast_to(targets, hidden.shape[:-1])
+  losses, _ = _with_table(token_loss, model, hidden, targets)
   return losses
 
 
 def row_losses(model: Any, output: Output, batch: Batch) -> Array:
   """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
-  hidden, table = jax.lax.stop_gradient((output.hidden, model.readout_table()))
-  (losses,) = next_token_by_loop(
-    hidden[None], table, batch, **readout_options(model)
-  )
+  model, hidden = jax.lax.stop_gradient((model, output.hidden))
+  losses, _ = _with_table(token_loss, model, hidden, batch["targets"])
   return row_means(losses, batch["weights"])
 
 
-def read_out(
-  hidden: Array,
-  table: Array,
-  targets: Array,
-  *,
-  num_padding_tokens: int = 0,
-  precision: Precision,
-) -> TokenScores:
+def read_out(model: Any, hidden: Array, targets: Array) -> TokenScores:
   """Losses and predictions of the last S tokens, for evaluation.
 
   Creates no [tokens, vocabulary] array, see `token_loss`.
 
   Args:
+    model: the model, whose output table is used.
     hidden: hidden states before unembedding, [B, S, D].
-    table: unembedding matrix, [V, D].
     targets: int [B, T], T >= S.
-    num_padding_tokens: ids at the end of the vocabulary that are not tokens.
-    precision: precision of the products.
   """
-  return TokenScores(
-    *token_scores(
-      hidden.astype(precision.compute),
-      table.astype(precision.compute),
-      targets[:, targets.shape[1] - hidden.shape[1] :],
-      num_padding_tokens=num_padding_tokens,
-    )
+  targets = targets[:, targets.shape[1] - hidden.shape[1] :]
+  return TokenScores(*_with_table(token_scores, model, hidden, targets))
+
+
+def _with_table(
+  function: Callable[..., tuple[Array, Array]],
+  model: Any,
+  hidden: Array,
+  targets: Array,
+) -> tuple[Array, Array]:
+  """`token_loss` or `token_scores` with a model's output table."""
+  dtype = PRECISIONS[model.config.precision].compute
+  return function(
+    hidden.astype(dtype),
+    model.readout_table().astype(dtype),
+    targets,
+    num_padding_tokens=model.spec.num_padding_tokens,
   )
 
 
@@ -434,6 +396,5 @@ def output_loss(
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  table = model.readout_table()
-  total, _ = next_token(output.hidden, table, batch, **readout_options(model))
+  total, _ = next_token(model, output.hidden, batch)
   return total, output.loops

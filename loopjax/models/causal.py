@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.losses import tokens as token_losses
 from loopjax.models.every_loop import Record
@@ -155,9 +154,7 @@ def begin(
     UserError: the number of loops is less than one.
   """
   config = model.config
-  num_loops = config.num_loops if num_loops is None else num_loops
-  if num_loops < 1:
-    raise UserError(f"num_loops={num_loops} must be at least 1")
+  num_loops = checks.num_loops(config, num_loops)
   cache_lib.check(cache, num_loops * config.num_layers)
   metadata = attention.make_metadata(
     inputs.shape,

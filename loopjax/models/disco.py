@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, norm
@@ -77,9 +76,7 @@ class Config(causal.Config):
       decode_gradient=channel.GRADIENTS,
     )
     checks.at_least("model", self, top_k=0, gate_value=0)
-    for field in ("temperature", "epsilon"):
-      if not getattr(self, field) > 0:
-        raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
+    checks.positive("model", self, "temperature", "epsilon")
     if self.gate == "learned":
       checks.without_effect("model", self, "gate", "gate_value")
     if not self.gate_value:
@@ -254,9 +251,7 @@ FAMILY = Family(
     has_span=True,
     has_places=True,
     exits=Exits(
-      rule=exiting.ungated_rule,
-      check=exiting.check_ungated,
-      check_resumes=exiting.check_resumes,
+      check=exiting.check_ungated, check_resumes=exiting.check_resumes
     ),
     unstacked=reading.unstacked,
   ),

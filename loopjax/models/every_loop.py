@@ -85,8 +85,7 @@ def measured(
     "loss", cross-entropy of the targets, f32 [B, T], nats; "prediction", i32
     [B, T]; and the statistics of `state`.
   """
-  table, options = model.readout_table(), token_losses.readout_options(model)
-  tokens = token_losses.read_out(hidden, table, targets, **options)
+  tokens = token_losses.read_out(model, hidden, targets)
   scores = {"loss": tokens.losses, "prediction": tokens.predicted}
   return {**scores, **state(before, after)}
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, exits
 from loopjax.models import causal, reading
@@ -20,12 +21,6 @@ Between = Callable[[Array, Array], Array]
 def exit_rule(config: Any) -> str:
   """See `Exits.rule`: "gate" with an exit gate, otherwise "fixed"."""
   return "fixed" if config.exit_gate == "none" else "gate"
-
-
-def ungated_rule(config: Any) -> str:
-  """See `Exits.rule`, without a gate: by default all loops run."""
-  del config
-  return "fixed"
 
 
 def untrained(config: Any) -> str:
@@ -94,7 +89,7 @@ def read(
   early exit; later tokens may run more if it `fills`. The output's "loops_run"
   is the number of loops after which each row exited.
   """
-  num_loops = model.config.num_loops if num_loops is None else num_loops
+  num_loops = checks.num_loops(model.config, num_loops)
   if exit_policy is None:
     return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid

@@ -174,20 +174,17 @@ def loss(
   """
   del step, teacher  # No schedule, no teacher.
   config, documents = model.config, batch.get("documents")
-  readout = token_losses.readout_options(model)
   has_exits = config.exit_gate in ("joint", "alone")
   trace = ("hidden",) if has_exits else ()
   keys = by_example(key, batch)
   output = model(batch["inputs"], documents=documents, keys=keys, trace=trace)
-  table = model.readout_table()
   if not has_exits:
-    total, _ = token_losses.next_token(output.hidden, table, batch, **readout)
-    return total, output.loops
+    return token_losses.output_loss(model, output, batch)
   hidden = output.trace["hidden"]
   if config.exit_gate == "alone":
     hidden = jax.lax.stop_gradient(hidden)
   losses = token_losses.next_token_by_loop(
-    model.readout_input(hidden), table, batch, **readout
+    model, model.readout_input(hidden), batch["targets"]
   )
   logits = model.exit_logits(hidden)
   total, metrics = exit_losses.expected(

@@ -354,7 +354,7 @@ def empty_cache(
   return window_lib.empty(
     config.block_shape(),
     config.num_layers,
-    config.num_loops if num_loops is None else num_loops,
+    checks.num_loops(config, num_loops),
     config.window,
     batch,
     max_tokens,

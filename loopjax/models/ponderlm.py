@@ -63,9 +63,7 @@ class Config(causal.Config):
       embedding_scale=("none", "sqrt_width"),
     )
     checks.at_least("model", self, top_k=0)
-    for field in ("temperature", "input_scale"):
-      if not getattr(self, field) > 0:
-        raise UserError(f"model.{field}={getattr(self, field)} must be > 0")
+    checks.positive("model", self, "temperature", "input_scale")
 
 
 class Model(nnx.Module):
@@ -247,11 +245,7 @@ FAMILY = Family(
     read=read,
     has_span=True,
     has_places=True,
-    exits=Exits(
-      rule=exiting.ungated_rule,
-      check=exiting.check_ungated,
-      check_resumes=check_resumes,
-    ),
+    exits=Exits(check=exiting.check_ungated, check_resumes=check_resumes),
     unstacked=reading.unstacked,
   ),
 )

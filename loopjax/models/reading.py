@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from loopjax import checks
 from loopjax.nn import stack
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
@@ -20,7 +21,7 @@ def empty_cache(
 ) -> Any:
   """See `Reading.empty_cache`."""
   config, kind = model.config, kind or "per_loop"
-  num_loops = config.num_loops if num_loops is None else num_loops
+  num_loops = checks.num_loops(config, num_loops)
 
   def empty(kind: str, num_tokens: int) -> Cache:
     weight = cache_lib.loop_weights(kind, num_loops)

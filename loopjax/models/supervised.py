@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import linear, rope, shape
@@ -92,8 +91,7 @@ class Config:
       "model", self, num_layers=1, num_loops=1, num_cycles=1,
       num_memory_tokens=0, rope_base=1,
     )  # fmt: skip
-    if not 0 <= self.exploration <= 1:
-      raise UserError(f"model.exploration={self.exploration} must be in [0, 1]")
+    checks.within("model", self, exploration="[0, 1]")
     if self.positions == "none":
       checks.without_effect("model", self, "positions", "rope_base")
     self.block_shape()
@@ -124,15 +122,8 @@ def last_with_gradient(
   cycle: Callable[[State], State], state: State, num_cycles: int, kind: str
 ) -> State:
   """The state after several cycles; only the last has a gradient."""
-  _, state, _ = driver.run_truncated(
-    lambda state, _: (cycle(state), None),
-    state,
-    num_cycles,
-    num_with_gradient=1,
-    want_first=False,
-    kind=kind,
-  )
-  return state
+  state = driver.repeat(cycle, state, num_cycles - 1, kind=kind)
+  return cycle(jax.lax.stop_gradient(state))
 
 
 def run(
@@ -153,7 +144,7 @@ def run(
   distribution of the training loss, for any `token_loss`.
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
-  num_loops = num_loops or model.config.num_loops
+  num_loops = checks.num_loops(model.config, num_loops)
   kind = kind or model.options.execution
   x = model.ends.embed(inputs)
   of_distribution = token_losses.DISTRIBUTIONS[model.config.token_loss]

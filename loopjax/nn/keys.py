@@ -1,6 +1,6 @@
 """Random keys of the examples of a batch.
 
-Draws for an example depend on its key alone, not on the mesh or the number of
+Draws for an example depend only on its key, not on the mesh or the number of
 microbatches.
 """
 

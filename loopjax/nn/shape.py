@@ -68,8 +68,7 @@ class Shape:
       )
     if self.head_width < 2 or self.head_width % 2:
       raise UserError(f"model.head_width={self.head_width} must be even")
-    if not 0 <= self.dropout < 1:
-      raise UserError(f"model.dropout={self.dropout} must be in [0, 1)")
+    checks.within("model", self, dropout="[0, 1)")
 
 
 def multi_head(

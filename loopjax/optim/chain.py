@@ -98,18 +98,17 @@ class Config:
       final_learning_rate=0,
       lora_rank=0,
     )
-    for field in ("learning_rate", "muon_learning_rate", "eps", "lora_alpha"):
-      if not getattr(self, field) > 0:
-        raise UserError(f"optim.{field}={getattr(self, field)} must be > 0")
-    for field in ("b1", "b2", "muon_momentum", "ema_decay"):
-      if not 0 <= getattr(self, field) < 1:
-        raise UserError(
-          f"optim.{field}={getattr(self, field)} must be in [0, 1)"
-        )
-    if not 0 < self.cooldown_fraction <= 1:
-      raise UserError(
-        f"optim.cooldown_fraction={self.cooldown_fraction} must be in (0, 1]"
-      )
+    rates = ("learning_rate", "muon_learning_rate")
+    checks.positive("optim", self, *rates, "eps", "lora_alpha")
+    checks.within(
+      "optim",
+      self,
+      b1="[0, 1)",
+      b2="[0, 1)",
+      muon_momentum="[0, 1)",
+      ema_decay="[0, 1)",
+      cooldown_fraction="(0, 1]",
+    )
     for field in ("frozen", "lora_targets", "lora_whole"):
       try:
         re.compile(getattr(self, field))

@@ -91,7 +91,7 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     return State(jax.tree.map(jnp.zeros_like, params))
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, State]:
-    del params  # The update depends on gradients alone.
+    del params  # The update depends only on gradients.
     means = jax.tree.map(mean, state.momentum, updates)
     ahead = jax.tree.map(mean, means, updates)
     return jax.tree.map(direction, ahead), State(means)

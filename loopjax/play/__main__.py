@@ -67,8 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 def _play(options: argparse.Namespace) -> None:
   if not options.prompt:
     checks.flags_at_least(options, random=1)
-  if not 0 <= options.port <= 65_535:
-    raise UserError(f"--port={options.port} must be in [0, 65535]")
+  hosts.check_port(options.port)
   names = [*hosts.LOCAL, *hosts.allowed(options.allowed_hosts)]
   for prompt in options.prompt:
     checks.unicode("--prompt", prompt)

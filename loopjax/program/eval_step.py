@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.losses import tokens as token_losses
-from loopjax.types import Array, Batch, TokenScores
+from loopjax.types import Array, Batch
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
@@ -52,7 +52,8 @@ def eval_step(
   read = model_inputs(batch)
   output = model(**read, num_loops=num_loops, kind=kind, trace=trace)
   if output.hidden is not None:  # No logits needed.
-    output = output._replace(tokens=read_out(model, output.hidden, batch))
+    tokens = token_losses.read_out(model, output.hidden, batch["targets"])
+    output = output._replace(tokens=tokens)
   values = {**score(output, batch), **output.stats}
   valid = batch["valid"].astype(jnp.float32)
   groups = {"": (jnp.zeros(valid.shape, jnp.int32), 1)}
@@ -70,9 +71,3 @@ def eval_step(
       powers = jnp.stack([w, w * v, w**2, w**2 * v, w**2 * v**2], axis=1)
       sums[grouping][name] = by_group(powers * valid[:, None])
   return sums
-
-
-def read_out(model: Any, hidden: Array, batch: Batch) -> TokenScores:
-  """Losses and predictions of a causal model's tokens."""
-  table, options = model.readout_table(), token_losses.readout_options(model)
-  return token_losses.read_out(hidden, table, batch["targets"], **options)

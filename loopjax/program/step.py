@@ -50,7 +50,7 @@ class TrainState(NamedTuple):
   key: Any
   bad: BadSteps
   carried: Carried
-  base: Any = {}
+  base: Any
 
 
 def scored_params(state: TrainState, alpha: float = 1.0) -> Any:

@@ -38,16 +38,15 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
     return None
   label = _label(settings)
   teacher = config_lib.of_run(local_path(settings.run.teacher), label)
-  spec, teacher_spec = settings.spec, teacher.spec
-  if spec.vocab_size != teacher_spec.vocab_size:
+  ids, teacher_ids = settings.spec.vocab_size, teacher.spec.vocab_size
+  if ids != teacher_ids:
     raise UserError(
-      f"{label} has {teacher_spec.vocab_size} token ids, but the task has"
-      f" {spec.vocab_size}"
+      f"{label} has {teacher_ids} token ids, but the task has {ids}"
     )
   check = settings.family.check_teacher
   assert check is not None  # Checked by `config.resolve`.
   try:
-    check(settings.model, spec, teacher)
+    check(settings.model, teacher)
   except UserError as error:
     raise UserError(f"{label}: {error}") from error
   return teacher

@@ -16,7 +16,7 @@ def together(program: build.Program) -> Any:
 
   The function (states, stacked batches, the teachers' parameters) -> (states,
   metrics of every step) vectorises the runs. It stacks their arrays for the
-  call alone: outside, each run has its own state. It donates the states,
+  call only: outside, each run has its own state. It donates the states,
   except with run.debug_nans.
   """
 

@@ -152,9 +152,9 @@ class Exits:
   """Early exits: `read` takes `exit_policy`.
 
   Attributes:
-    rule: config -> the exit rule of models with this config, unless another is
-      chosen.
     check: raises UserError for exits that a model does not support.
+    rule: config -> the exit rule of models with this config, unless another is
+      chosen. By default all loops run.
     check_resumes: of a family whose `read` can stop after some loops and resume
       later, (config, kind of cache); raises UserError for a kind that does not
       support this. `read` then takes `resumed` together with an exit policy,
@@ -163,8 +163,8 @@ class Exits:
     by_depth: decoding of rows in different loops.
   """
 
-  rule: Callable[[Any], str]
   check: CheckExits
+  rule: Callable[[Any], str] = lambda _: "fixed"
   check_resumes: Callable[[Any, str], None] | None = None
   by_depth: ByDepth | None = None
 
@@ -358,15 +358,6 @@ class Teacher(Protocol):
     """The spec of the teacher's task, with the student's `vocab_size`."""
 
 
-class CheckTeacher(Protocol):
-  """Checks the teacher of a run."""
-
-  def __call__(
-    self, config: Any, spec: TaskSpec, teacher: Teacher | None
-  ) -> None:
-    """Raises UserError if the teacher is unsuitable, or missing but needed."""
-
-
 class Start(NamedTuple):
   """How a model begins with the parameters of a trained one.
 
@@ -398,7 +389,8 @@ class Family:
     reading: prefill and decode, of a family that predicts next tokens.
     check_schedule: (config, number of steps of the run); raises UserError if
       the loss's changes over the steps of a run take more steps than it has.
-    check_teacher: of a family whose loss uses the teacher.
+    check_teacher: of a family whose loss uses the teacher, (config, teacher or
+      None); raises UserError if it is unsuitable, or missing but needed.
     made_from: config of a trained model of another family -> how a model of
       this one begins as it; raises UserError if it cannot.
     init_carried: (config, spec, batch size) -> the state, other than
@@ -432,7 +424,7 @@ class Family:
   headline: tuple[str, ...] = ()
   reading: Reading | None = None
   check_schedule: Callable[[Any, int], None] | None = None
-  check_teacher: CheckTeacher | None = None
+  check_teacher: Callable[[Any, Teacher | None], None] | None = None
   made_from: Callable[[Any], Start] | None = None
   init_carried: Callable[[Any, TaskSpec, int], Carried] | None = None
   untrained: Callable[[Any], str] | None = None

@@ -17,7 +17,7 @@ class Registry(MutableMapping[str, _Entry], Generic[_Entry]):
   A run needs one family and one task; to import all takes longer than to read
   a model. Those from outside the package are added by `register`, or by an
   entry point of an installed package; entry points are read when a name is not
-  known. `registry[name] = entry` adds one for this process alone.
+  known. `registry[name] = entry` adds one for this process only.
   """
 
   def __init__(

@@ -52,7 +52,7 @@ class Spread(NamedTuple):
     """Half the width of the mean's 95 % interval over seeds, by Student's t."""
     if self.std is None:
       return None
-    from scipy import special  # Takes long: seeds alone need it.
+    from scipy import special  # Takes long: only seeds need it.
 
     factor = float(special.stdtrit(len(self.seeds) - 1, 0.975))
     return factor * self.std / math.sqrt(len(self.seeds))
@@ -229,7 +229,7 @@ def distinguishing(groups: Sequence[Group]) -> list[str]:
 def of_group(group: Group, groups: Sequence[Group]) -> tuple[str, str]:
   """The settings that distinguish a group, and its other differences."""
   first = distinguishing(groups)
-  more = [  # What one family alone has follows from its name.
+  more = [  # A setting of a single family follows from its name.
     key
     for key in varying(groups)
     if key not in first

@@ -124,7 +124,7 @@ def _number(count: int, thing: str) -> str:
 
 
 def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
-  """The questions, with verdicts where whoever kept the runs gave one."""
+  """The questions, with verdicts, if stored runs have them."""
   asked = [plan for plan in plans if plan.chosen_for is None]
   if len(asked) < 2:
     return []

@@ -152,8 +152,8 @@ def scores_of(run: runs_lib.Run) -> dict[str, float]:
 def differing(runs: Iterable[Mapping[str, Any]]) -> list[str]:
   """The settings in which runs differ, by section.
 
-  Without those that one family or task alone has, if all of its runs have the
-  same value: they follow from its name.
+  Without the settings of a single family or task whose runs all have the same
+  value: they follow from its name.
   """
   values: dict[str, list[Any]] = {}
   for settings in runs:
@@ -234,11 +234,11 @@ class _Known(NamedTuple):
 
 def pivot(
   runs: Sequence[runs_lib.Run],
-  metrics: Sequence[str] = (),
-  rows: Sequence[str] = (),
-  columns: Sequence[str] = (),
+  metrics: Sequence[str],
+  rows: Sequence[str],
+  columns: Sequence[str],
 ) -> Pivot:
-  """Scores by settings; runs that differ in their seeds alone are averaged.
+  """Scores by settings; runs that differ only in their seeds are averaged.
 
   With a seed in `columns` each seed has a column, followed by their mean.
 

@@ -199,7 +199,7 @@ def comparison_table(
   sweep: paper_lib.Sweep,
   groups: Sequence[grouping.Group],
   paper: paper_lib.Paper | None,
-  chosen_for: Sequence[str] | None = None,
+  chosen_for: Sequence[str] | None,
 ) -> tuple[Table, list[str]]:
   """Our numbers and the paper's, a row for every group.
 

@@ -226,6 +226,12 @@ def write_text(path: pathlib.Path, text: str) -> None:
   os.replace(temporary, path)
 
 
+def check_new(workdir: pathlib.Path) -> None:
+  """Raises UserError if a directory already contains a run."""
+  if (workdir / "config.json").exists():
+    raise UserError(f"{workdir}: already contains a run")
+
+
 def no_run(workdir: pathlib.Path, label: str) -> str:
   """The message for a directory that is missing or does not contain a run."""
   if workdir.is_dir():

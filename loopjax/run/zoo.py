@@ -9,7 +9,7 @@ import pathlib
 import re
 from typing import Any
 
-from loopjax.errors import UserError, local_path, one_line, similar
+from loopjax.errors import UserError, local_path, similar
 
 PREFIX, PARAMS = "zoo:", "params.safetensors"
 ROOT = pathlib.Path(__file__).parent.parent / "zoo"
@@ -71,17 +71,11 @@ def output(workdir: pathlib.Path) -> pathlib.Path:
 def write(folder: pathlib.Path, params: Any, dtype: Any) -> None:
   """Writes nested parameters as `params.safetensors`, cast to a dtype."""
   import jax  # Takes long: places and names need none of these.
-  from safetensors.flax import save_file
 
-  from loopjax.run.checkpoints import integrity
+  from loopjax.run.checkpoints import tensors
 
-  leaves = jax.tree.leaves(params)
-  cast = {
-    name: leaf.astype(dtype)
-    for name, leaf in zip(integrity.names(params), leaves, strict=True)
-  }
-  save_file(cast, folder / PARAMS)
-  (folder / PARAMS).chmod(0o644)  # It is written for its owner alone.
+  cast = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+  tensors.write(folder / PARAMS, cast)
 
 
 def read(
@@ -98,16 +92,11 @@ def read(
     UserError: the file is damaged, or its parameters do not fit.
   """
   import jax
-  from safetensors import SafetensorError
-  from safetensors.flax import load_file
 
-  from loopjax.run.checkpoints import integrity
+  from loopjax.run.checkpoints import integrity, tensors
 
   path = folder / PARAMS
-  try:
-    there = load_file(path)
-  except (OSError, SafetensorError) as error:
-    raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+  there = tensors.read(path)
   missing = {
     name
     for name in set(integrity.names(abstract_params)) - there.keys()

@@ -93,7 +93,7 @@ def for_generation(
 ) -> tuple[nnx.GraphDef, Any]:
   """(graphdef, parameters) of a model that generates, in float32 on CPUs.
 
-  XLA's CPU backend multiplies float32 alone. In bfloat16, every call would
+  XLA's CPU backend multiplies only float32. In bfloat16, every call would
   convert the parameters, and every write to a cache all of it, which takes ten
   times as long as the products. A line on standard error says it.
 

@@ -205,7 +205,7 @@ def make_app(
   *,
   token: str,
   hosts: Sequence[str],
-  origins: Sequence[str] = (),
+  origins: Sequence[str],
 ) -> Starlette:
   """The application; it starts and stops the workers' threads.
 

@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 
 def _models(options: Options) -> dict[source.ModelFlags, str]:
-  """The names of the models; flags hold for the first one alone."""
+  """The names of the models; flags apply only to the first."""
   first = options.model
   others = [source.ModelFlags(folder) for folder in options.also]
   names = [
@@ -253,8 +253,7 @@ def _check(options: Options) -> None:
       raise UserError(
         f"--cors={origin} is not an origin such as https://example.org"
       )
-  if not 0 <= options.port <= 65_535:
-    raise UserError(f"--port={options.port} must be in [0, 65535]")
+  hosts.check_port(options.port)
   checks.flags_at_least(
     options,
     slots=1,

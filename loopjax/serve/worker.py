@@ -72,7 +72,7 @@ class Worker:
     engine: Engine,
     score: Score,
     capacity: int,
-    on_failure: Callable[[], None] = lambda: None,
+    on_failure: Callable[[], None],
   ):
     """Creates the worker; `start` starts its thread.
 

@@ -29,7 +29,7 @@ class SweepItem(NamedTuple):
   overrides: dict[str, Any]
   config: dict[str, Any]
   slug: str
-  needs: tuple[str, ...] = ()
+  needs: tuple[str, ...]
 
 
 def make_items(

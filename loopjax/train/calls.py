@@ -41,7 +41,7 @@ def without_transfers(part: Callable[..., Run[T]]) -> Callable[..., Run[T]]:
 
 
 class Calls:
-  """Makes the training calls of runs that differ in their seeds alone.
+  """Makes the training calls of runs that differ only in their seeds.
 
   Each round is one call of a program that trains all runs which are not over.
   It is compiled again when one is over before the others.

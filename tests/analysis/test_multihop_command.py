@@ -89,7 +89,7 @@ def with_config(directory, change, family="looped"):
         config_lib.to_dict(load_config("sudoku_utm", "smoke"))
       ),
       (),
-      "is for 'multihop' alone; loopjax report shows",
+      "is only for 'multihop'; loopjax report shows",
     ),
     (
       lambda c: c["model"].update(name="gpt"),

@@ -237,6 +237,7 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   made = weights.tensors(layout, params, head_width, "F32", constants)
   files.write(out, made, max_bytes)
   written = sorted(out.glob("*.safetensors"))
+  assert all(path.stat().st_mode & 0o044 for path in written)
   assert (len(written) > 3) == (max_bytes == 3000)
   assert (out / files.INDEX).exists() == (max_bytes == 3000)
   found = {key: x for file in written for key, x in load_file(file).items()}

@@ -27,7 +27,6 @@ from loopjax.models import MODELS
 from loopjax.nn import block
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.types import (
-  PRECISIONS,
   LoopOptions,
   Output,
   TaskSpec,
@@ -286,6 +285,13 @@ def test_rematerialisation_is_in_the_program(name):
   assert not is_rematerialised("none")
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_zero_loops_are_a_mistake(name):
+  model = examples.abstract(MODELS[name], config_of(name), SPEC)
+  with pytest.raises(UserError, match="num_loops=0 must be"):
+    model(batch()["inputs"], num_loops=0)
+
+
 @crossing("name", LOOPED, manual=(*PEERS, "ponderlm"))
 def test_while_and_more_loops_than_trained_go_the_same_way(name):
   few, many = forward(name), forward(name, 3 * LOOPS, "while")
@@ -355,26 +361,20 @@ def test_training_makes_no_array_of_tokens_by_vocabulary(name, top_k):
 
 
 @functools.partial(jax.jit, compiler_options=examples.FAST)
-def read_out(hidden, table, targets):
-  return token_losses.read_out(
-    hidden,
-    table,
-    targets,
-    num_padding_tokens=PADDING,
-    precision=PRECISIONS["float32"],
-  )
+def read_out(model, hidden, targets):
+  return token_losses.read_out(model, hidden, targets)
 
 
 @crossing("name", CAUSAL)
 def test_what_scores_read_of_hidden_states_is_what_they_read_of_logits(name):
   output, targets = forward(name), batch()["targets"]
   model = examples.merged(MODELS[name], config_of(name), SPEC)
-  got = read_out(output.hidden, model.readout_table(), targets)
+  got = read_out(model, output.hidden, targets)
   losses, predicted = token_losses.scores(output, targets)
   np.testing.assert_allclose(got.losses, losses, atol=1e-5)
   np.testing.assert_array_equal(got.predicted, predicted)
   # Of the last tokens alone, as where a model predicts no others.
-  last = read_out(output.hidden[:, 3:], model.readout_table(), targets)
+  last = read_out(model, output.hidden[:, 3:], targets)
   np.testing.assert_allclose(last.losses, losses[:, 3:], atol=1e-5)
 
 

@@ -522,10 +522,10 @@ class Run:
 def test_unsuitable_teachers_are_named(changes, theirs, message):
   teacher = None if theirs is None else Run(theirs)
   with pytest.raises(UserError, match=message) as caught:
-    melt.check_teacher(config_of(**changes), SPEC, teacher)
+    melt.check_teacher(config_of(**changes), teacher)
   assert "\n" not in str(caught.value)
   fits = Run(dataclasses.replace(TEACHER, width=32))
-  melt.check_teacher(config_of(distill="all"), SPEC, fits)
+  melt.check_teacher(config_of(distill="all"), fits)
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def init_carried(config, spec, batch_size):
   )
 
 
-def check_teacher(config, spec, teacher):
+def check_teacher(config, teacher):
   if teacher is None:
     raise UserError("model.name='pupil' learns from a teacher: set run.teacher")
   if isinstance(teacher.model, Config):

@@ -178,7 +178,7 @@ def test_what_needs_a_program_of_its_own_is_refused(tmp_path):
     (["--seeds=0,0"], "--seeds=0,0 is not a list such as 0,1,2"),
     (["--seeds=a"], "--seeds=a is not a list"),
     (["--seeds=0,1", "--mode=eval"], "--seeds has no effect with --mode=eval"),
-    (["--seeds=0,1", "--config.run.seed=3"], "no effect beside run.seed"),
+    (["--seeds=0,1", "--config.run.seed=3"], "no effect with run.seed"),
   ):
     with refused(said):
       main.start(main.parser().parse_config([config, *flags]))

@@ -265,8 +265,8 @@ def read_settings(workdir: pathlib.Path) -> config_lib.Settings:
   if not isinstance(settings.task, task_lib.Config):
     task = settings.plain["task"]["name"]
     raise UserError(
-      f"{workdir}: task.name={task!r}, but loopjax analysis is for 'multihop'"
-      " alone; loopjax report shows the figures of a run of any task"
+      f"{workdir}: task.name={task!r}, but loopjax analysis is only for"
+      " 'multihop'; loopjax report shows the figures of a run of any task"
     )
   if unseen := set(_TRACES).difference(settings.family.traces):
     raise UserError(

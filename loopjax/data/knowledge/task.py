@@ -143,11 +143,7 @@ class Config:
       raise UserError(
         f"task.num_people={self.num_people}: only {NUM_NAMES} names exist"
       )
-    for field in ("asked_share", "question_share"):
-      if not 0 < getattr(self, field) < 1:
-        raise UserError(
-          f"task.{field}={getattr(self, field)} must be in (0, 1)"
-        )
+    checks.within("task", self, asked_share="(0, 1)", question_share="(0, 1)")
     fewest = min(len(part) for part in self.parts.values())
     if self.num_eval_people > fewest:
       raise UserError(
@@ -200,7 +196,7 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries; "documents" are numbered 1, 2, ...,
     with 0 for padding. Training predicts all tokens. In evaluation a row has
-    one document, weights are 1 for the value alone, and there are "valid" bool
+    one document, weights are 1 only for the value, and there are "valid" bool
     [b], "group/split" and "group/attribute" i32 [b]. The facts include the bits
     of knowledge in all biographies.
   """

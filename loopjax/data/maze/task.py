@@ -247,8 +247,7 @@ class Config:
       raise UserError(
         f"task.size={self.size} must be even and at most {_MAX_SIZE}"
       )
-    if not 0 <= self.openness <= 1:
-      raise UserError(f"task.openness={self.openness} must be in [0, 1]")
+    checks.within("task", self, openness="[0, 1]")
 
 
 def spec(config: Config) -> TaskSpec:

@@ -123,7 +123,7 @@ def tighten(
 def solve_candidates(
   board: board_lib.Board,
   candidates: np.ndarray,
-  max_solutions: int = 2,
+  max_solutions: int,
   max_nodes: int | None = None,
 ) -> Result:
   """Solves boards given as candidates, `[cells, N]`; see `solve`."""

@@ -88,14 +88,9 @@ class Config:
         " together",
         (Moot(other, 0, (zero,)),),
       )
-    if self.max_revealed > 1:
-      raise UserError(
-        f"task.max_revealed={self.max_revealed} must be in [0, 1]"
-      )
-    if not 0 < self.validation_share <= 0.5:
-      raise UserError(
-        f"task.validation_share={self.validation_share} must be in (0, 0.5]"
-      )
+    checks.within(
+      "task", self, max_revealed="[0, 1]", validation_share="(0, 0.5]"
+    )
     if self.train_csv and not self.test_csv:
       raise UserError(
         "task.train_csv needs task.test_csv: the packaged puzzles have another"

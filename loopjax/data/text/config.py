@@ -94,11 +94,9 @@ class Config:
         f"task.sequence_length={self.sequence_length} must be at most "
         f"{MAX_LENGTH}"
       )
-    for field in ("validation_share", "test_share"):
-      if not 0 < getattr(self, field) <= 0.4:
-        raise UserError(
-          f"task.{field}={getattr(self, field)} must be in (0, 0.4]"
-        )
+    checks.within(
+      "task", self, validation_share="(0, 0.4]", test_share="(0, 0.4]"
+    )
     for field in ("text_field", "tokenizer"):
       if not getattr(self, field):
         raise UserError(f"task.{field} is empty")

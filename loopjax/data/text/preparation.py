@@ -488,7 +488,7 @@ def in_order(
           waiting.append(pool.submit(function, chunk))
     except BrokenProcessPool:
       raise UserError(
-        "a text preparation process was killed, possibly for lack of memory"
+        "a text preparation process was killed; it may have run out of memory"
       ) from None
     finally:
       for future in waiting:

@@ -176,7 +176,7 @@ def _check_fields(config: Config, names: Sequence[str]) -> None:
 
 
 def _say_splits(config: Config, corpora: Sequence[preparation.Corpus]) -> None:
-  """Says of which sources the splits are not chosen by hash alone."""
+  """Names the sources whose splits are not chosen only by hash."""
   test_share = 0.0 if config.test_files else config.test_share
   for one in corpora:
     job = one.job

@@ -16,14 +16,12 @@ from loopjax.generate.programs.cached_model import CachedModel, read_out
 from loopjax.generate.programs.slots import (
   BY_DEPTH,
   EXITS,
-  LENGTH,
   NO_DRAFT,
-  STOP,
-  UNFINISHED,
   UNROLLED,
   Generated,
   Slots,
   State,
+  generated,
   repeat,
   with_seen,
 )
@@ -140,18 +138,15 @@ def sampled(
   """
   logits = read_out(model, hidden)
   token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
-  rows, total = jnp.arange(len(token)), jax.nn.logsumexp(logits, axis=-1)
-  best, top_tokens = jax.lax.top_k(logits, num_top)
-  stops = jnp.any(token[:, None] == slots.stops, axis=1)
-  finish = jnp.where(slots.num_left > 1, UNFINISHED, LENGTH)
-  generated = Generated(
+  is_stop = jnp.any(token[:, None] == slots.stops, axis=1)
+  new = generated(
+    logits,
+    token,
+    is_stop,
+    slots.num_left <= 1,
+    num_top,
     valid=live,
-    token=token,
-    log_probability=logits[rows, token] - total,
-    top_tokens=top_tokens,
-    top_log_probabilities=best - total[:, None],
     loops=loops,
-    finish=jnp.where(stops, STOP, finish),
     draft=jnp.full_like(token, NO_DRAFT),
     computed=jnp.zeros_like(loops),
   )
@@ -159,7 +154,7 @@ def sampled(
     token=jnp.where(live, token, slots.token),
     position=slots.position + live.astype(jnp.int32),
     num_left=jnp.where(
-      live, jnp.where(stops, 0, slots.num_left - 1), slots.num_left
+      live, jnp.where(is_stop, 0, slots.num_left - 1), slots.num_left
     ),
     seen=with_seen(slots.seen, token, live),
-  ), generated
+  ), new

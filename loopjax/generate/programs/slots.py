@@ -16,10 +16,9 @@ from loopjax.types import Array
 
 MAX_STOPS = 8  # Stop tokens of a request.
 MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
-UNFINISHED, STOP, LENGTH = range(3)  # Why a sequence ends with a token.
-NO_DRAFT, REJECTED, ACCEPTED = range(
-  3
-)  # Whether the token's draft was accepted.
+# Why a sequence ends with a token; whether the token's draft was accepted.
+UNFINISHED, STOP, LENGTH = range(3)
+NO_DRAFT, REJECTED, ACCEPTED = range(3)
 # How many loops rows run: "unrolled": all; every loop is compiled by itself.
 # "loops": as many as each may. "exits": the exit rule is computed as well; all
 # wait for the last. "by_depth": the same, and no row waits.
@@ -196,6 +195,37 @@ def with_rows(state: State, part: State, rows: Array, num_tokens: int) -> State:
     lambda old, new: old.at[rows].set(new, mode="drop"), state.slots, part.slots
   )
   return State(state.cache.with_rows(part.cache, rows, num_tokens), slots)
+
+
+def generated(
+  logits: Array,
+  token: Array,
+  is_stop: Array,
+  is_last: Array,
+  num_top: int,
+  **others: Array,
+) -> Generated:
+  """The record of tokens that were chosen, of any leading dimensions.
+
+  Args:
+    logits: f32 [..., V].
+    token: i32 [...].
+    is_stop: bool [...], whether it is a stop token.
+    is_last: bool [...], whether it is the last that the request allows.
+    num_top: number of most likely tokens to report.
+    others: the other fields of `Generated`.
+  """
+  total = jax.nn.logsumexp(logits, axis=-1)
+  chosen = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
+  best, top_tokens = jax.lax.top_k(logits, num_top)
+  return Generated(
+    token=token,
+    log_probability=chosen - total,
+    top_tokens=top_tokens,
+    top_log_probabilities=best - total[..., None],
+    finish=jnp.where(is_stop, STOP, jnp.where(is_last, LENGTH, UNFINISHED)),
+    **others,
+  )
 
 
 def with_seen(seen: Array, token: Array, live: Array) -> Array:

@@ -147,29 +147,25 @@ def _checked(
   token = sampling.draw(_flat(logits), _flat(drafts.seen), settings, positions)
   token = token.reshape(num, rows)
   accepts = token == drafts.token
-  stops = jnp.any(token[..., None] == before.stops[None], axis=-1)
-  ends = ~accepts | stops | (before.num_left[None] - places <= 1)
-  valid = live[None] & (jnp.cumsum(ends, axis=0) - ends == 0)
-  total = jax.nn.logsumexp(logits, axis=-1)
-  at_token = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
-  best, top_tokens = jax.lax.top_k(logits, num_top)
+  is_stop = jnp.any(token[..., None] == before.stops[None], axis=-1)
   is_last = before.num_left[None] - places <= 1
-  finish = jnp.where(is_last, slots_lib.LENGTH, slots_lib.UNFINISHED)
-  generated = Generated(
+  ends = ~accepts | is_stop | is_last
+  valid = live[None] & (jnp.cumsum(ends, axis=0) - ends == 0)
+  generated = slots_lib.generated(
+    logits,
+    token,
+    is_stop,
+    is_last,
+    num_top,
     valid=valid,
-    token=token,
-    log_probability=at_token - total,
-    top_tokens=top_tokens,
-    top_log_probabilities=best - total[..., None],
     loops=jnp.broadcast_to(loops, token.shape),
-    finish=jnp.where(stops, slots_lib.STOP, finish),
     draft=jnp.where(accepts, slots_lib.ACCEPTED, slots_lib.REJECTED),
     computed=jnp.where(places == 0, num * loops, 0.0),
   )
   count = jnp.sum(valid, axis=0, dtype=jnp.int32)
   last = jnp.take_along_axis(token, jnp.maximum(count - 1, 0)[None], axis=0)[0]
   num_left = jnp.where(
-    jnp.any(valid & stops, axis=0), 0, before.num_left - count
+    jnp.any(valid & is_stop, axis=0), 0, before.num_left - count
   )
   columns = jnp.broadcast_to(jnp.arange(rows), token.shape)
   return before._replace(

@@ -91,10 +91,7 @@ class Config(stack.StackConfig):
 
   def _check_prior(self) -> None:
     """Raises UserError for a prior that is invalid or has no effect."""
-    if not 0 <= self.ponder_prior < 1:
-      raise UserError(
-        f"model.ponder_prior={self.ponder_prior} must be in [0, 1)"
-      )
+    checks.within("model", self, ponder_prior="[0, 1)")
     if not self.ponder_weight:
       checks.without_effect("model", self, "ponder_weight", "ponder_prior")
     if self.ponder_prior and self.halting_mass != "remainder":

@@ -220,12 +220,7 @@ def loss(
   del key, step, teacher  # No dropout, no schedule, no teacher.
   config = model.config
   output = model(batch["inputs"], documents=batch.get("documents"))
-  cross_entropy, z_loss = token_losses.next_token(
-    output.hidden,
-    model.readout_table(),
-    batch,
-    **token_losses.readout_options(model),
-  )
+  cross_entropy, z_loss = token_losses.next_token(model, output.hidden, batch)
   penalty = output.losses["prior" if config.ponder_prior else "ponder"]
   total = cross_entropy + config.ponder_weight * penalty
   total = total + config.z_weight * z_loss

@@ -112,9 +112,7 @@ class Config(stack.StackConfig):
       interpolation_steps=0,
       align_weight=0,
     )
-    for name in ("alpha", "distill_beta"):
-      if not 0 <= getattr(self, name) <= 1:
-        raise UserError(f"model.{name}={getattr(self, name)} must be in [0, 1]")
+    checks.within("model", self, alpha="[0, 1]", distill_beta="[0, 1]")
     if self.alpha < 1 and self.interpolation_steps < 2:
       raise UserError(
         f"model.alpha={self.alpha} needs model.interpolation_steps of at least"

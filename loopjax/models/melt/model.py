@@ -128,9 +128,7 @@ class Model(nnx.Module):
   ) -> Options:
     """Options of `algorithm.run` with one chunk; defaults from the config."""
     config = self.config
-    num_loops = config.num_loops if num_loops is None else num_loops
-    if num_loops < 1:
-      raise UserError(f"num_loops={num_loops} must be at least 1")
+    num_loops = checks.num_loops(config, num_loops)
     return Options(
       gate=config.gate,
       num_loops=num_loops,

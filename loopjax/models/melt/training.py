@@ -24,17 +24,14 @@ from loopjax.models.melt.config import Config, Options
 from loopjax.models.melt.model import Model
 from loopjax.models.melt.parameters import Layer, Stack
 from loopjax.protocols import Teacher
-from loopjax.types import Array, Batch, Metrics, TaskSpec
+from loopjax.types import Array, Batch, Metrics
 
 
-def check_teacher(
-  config: Config, spec: TaskSpec, teacher: Teacher | None
-) -> None:
+def check_teacher(config: Config, teacher: Teacher | None) -> None:
   """Raises UserError unless the teacher is a looped model that `run` can run.
 
   It must also have the shape that the loss compares.
   """
-  del spec
   if config.distill == "none":
     if teacher is not None:
       raise UserError("it has no effect with model.distill='none'")
@@ -81,7 +78,6 @@ def loss(
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
   config, tokens = model.config, batch["inputs"]
-  readout = token_losses.readout_options(model)
   learns = config.distill != "none"
   targets = teacher_outputs(teacher, config, batch) if learns else {}
   offset = None
@@ -105,24 +101,22 @@ def loss(
     alpha=alpha,
     attention=None if attention is None else shift.pad(attention, 3),
   )
-  table = model.readout_table()
   metrics = {"hidden_norm": records["hidden_norm"]}
   metrics |= {} if alpha is None else {"alpha": alpha}
   hidden = shift.unpad(hidden, 1)
   if not learns:
-    total, _ = token_losses.next_token(hidden, table, batch, **readout)
+    total, _ = token_losses.next_token(model, hidden, batch)
     return total, metrics
   by_loop = hidden[None]
   if config.distill == "all":
     by_loop = shift.unpad(records["hidden"], 2)
   divergence = distill.by_loop(
+    model,
     by_loop,
-    table,
+    teacher,
     targets["hidden"][-len(by_loop) :],
-    teacher.readout_table(),
     batch,
-    beta=config.distill_beta,
-    **readout,
+    config.distill_beta,
   )
   total = jnp.mean(divergence)
   metrics |= {"distill": divergence}

@@ -1,6 +1,5 @@
 """Recurrent depth: prelude, core and coda (arXiv 2502.05171 and others)."""
 
-from loopjax.models import exiting
 from loopjax.models.recurrent.config import GROUPS, Config, costs
 from loopjax.models.recurrent.model import TRACES, Model
 from loopjax.models.recurrent.reading import (
@@ -31,9 +30,7 @@ FAMILY = Family(
     read=read,
     has_span=True,
     has_places=True,
-    exits=Exits(
-      rule=exiting.ungated_rule, check=check_exits, check_resumes=check_resumes
-    ),
+    exits=Exits(check=check_exits, check_resumes=check_resumes),
     unstacked=unstacked,
   ),
 )

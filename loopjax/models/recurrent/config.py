@@ -120,8 +120,7 @@ class Config(stack.StackConfig):
       depth_per=("step", "row"),
     )
     injection.check(self.injection)
-    if not self.input_scale > 0:
-      raise UserError(f"model.input_scale={self.input_scale} must be > 0")
+    checks.positive("model", self, "input_scale")
     checks.at_least(
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
       num_with_gradient=0, depth_sigma=0, state_std=0, relaxed_rank=0,

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.models import causal, exiting, reading
@@ -24,7 +25,7 @@ def empty_cache(
 ) -> PartsCache:
   """See `Reading.empty_cache`; `kind` is one of `parts.KINDS`."""
   config = model.config
-  num_loops = config.num_loops if num_loops is None else num_loops
+  num_loops = checks.num_loops(config, num_loops)
   config.check_loops(num_loops)
   return parts.empty(
     config.block_shape(),
@@ -97,7 +98,7 @@ def read(
   A read-out in the loop runs the coda, which writes the token's keys and values
   anew each time; the last ones belong to the loop that is decoded.
   """
-  num_loops = model.config.num_loops if num_loops is None else num_loops
+  num_loops = checks.num_loops(model.config, num_loops)
   if exit_policy is None:
     return reading.read(model, tokens, cache, num_loops=num_loops, valid=valid)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid

@@ -30,7 +30,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
@@ -144,9 +143,7 @@ class Model(nnx.Module):
       fraction of its fast weights that a pass retains. All are means over the
       non-padding tokens of a row's windows, then over rows.
     """
-    num_passes = self.config.num_loops if num_loops is None else num_loops
-    if num_passes < 1:
-      raise UserError(f"num_loops={num_passes} must be at least 1")
+    num_passes = checks.num_loops(self.config, num_loops)
     kind = kind or self.options.execution
     slept, last = split(self.embed(inputs), self.config, self.spec)
     state, records = remat.scan(

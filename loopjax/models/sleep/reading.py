@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from loopjax import checks
 from loopjax.models.sleep.model import Model
 from loopjax.nn import attention, hybrid, rope
 from loopjax.nn.attention import cache as cache_lib
@@ -89,7 +90,7 @@ def read(
   A padding id takes up a place in its window, as in `Model`, but is masked; a
   token that is not valid takes up no place.
   """
-  num_passes = model.config.num_loops if num_loops is None else num_loops
+  num_passes = checks.num_loops(model.config, num_loops)
   length, (batch, size) = model.config.window, tokens.shape
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   counts = jnp.sum(valid, axis=1, dtype=jnp.int32)

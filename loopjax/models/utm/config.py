@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.loop import halting
 from loopjax.nn import block, norm, rope, shape
 from loopjax.nn.shape import Shape
@@ -95,8 +94,7 @@ class Config:
       rope_base=1,
     )
     self.block_shape()
-    if not 0.0 < self.epsilon < 1.0:
-      raise UserError(f"model.epsilon={self.epsilon} must be in (0, 1)")
+    checks.within("model", self, epsilon="(0, 1)")
     disabled: dict[str, tuple[str, ...]] = {}
     act = ("epsilon", "forced_remainder", "freeze")
     router = ("router_bias", "router_input", "ponder_weight", "ponder_over")

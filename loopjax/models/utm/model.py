@@ -113,7 +113,7 @@ class Model(nnx.Module):
     """
     chex.assert_shape(inputs, (None, self.spec.sequence_length))
     config = self.config
-    num_loops = num_loops or config.num_loops
+    num_loops = checks.num_loops(config, num_loops)
     num_memory = config.num_memory_tokens
     rule = HALTING[config.halting](config)
     positions = rope.positions_after_memory(

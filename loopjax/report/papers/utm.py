@@ -216,7 +216,7 @@ _SWEEPS = {
       Row("RMSNorm", {"model.norm": "rmsnorm"},
           {"exact": Number(0.0, seeds={42: 0.0}), "halt": Number(3.5)}),
     ),
-    caveats=("The paper ran seed 42 alone.",),
+    caveats=("The paper ran only seed 42.",),
   ),
   "ablation": Sweep(
     title="The preset, without memory, and without the deep start",

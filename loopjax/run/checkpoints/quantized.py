@@ -14,12 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from safetensors import SafetensorError
-from safetensors.flax import load_file, save_file
 
-from loopjax.errors import UserError, needing, one_line
+from loopjax.errors import UserError, needing
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import integrity
+from loopjax.run.checkpoints import integrity, tensors
 from loopjax.run.checkpoints.restore import QUANTIZED
 from loopjax.types import Array
 
@@ -80,11 +78,7 @@ def num_bytes(params: Any) -> int:
 
 def write(workdir: pathlib.Path, params: Any) -> dict[str, Array]:
   """Writes quantised parameters to a work directory; returns the tensors."""
-  leaves = [_packed(leaf) for leaf in jax.tree.leaves(params)]
-  stored = dict(zip(integrity.names(params), leaves, strict=True))
-  save_file(stored, workdir / QUANTIZED)
-  (workdir / QUANTIZED).chmod(0o644)  # It is written for its owner alone.
-  return stored
+  return tensors.write(workdir / QUANTIZED, jax.tree.map(_packed, params))
 
 
 def read(workdir: pathlib.Path, abstract_params: Any, weights: str) -> Any:
@@ -100,10 +94,7 @@ def read(workdir: pathlib.Path, abstract_params: Any, weights: str) -> Any:
     UserError: the file is damaged, or its parameters do not fit.
   """
   path = workdir / QUANTIZED
-  try:
-    there = load_file(path)
-  except (OSError, SafetensorError) as error:
-    raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+  there = tensors.read(path)
   target = jax.eval_shape(lambda x: quantized(x, weights), abstract_params)
   if WEIGHTS[weights] == jnp.int4:
     there = {
