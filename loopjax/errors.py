@@ -71,10 +71,11 @@ class Mistakes:
       raise UserError("\n".join(self.found), self.moot)
 
 
-# Raised when the disk is full or write-protected, or a name is too long.
+# Raised when the disk is full or write-protected, or a file or its name would
+# be too long (`ulimit -f`; 4 GB on a FAT disk).
 STORAGE = (
   errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
-  errno.ENAMETOOLONG,
+  errno.EFBIG, errno.ENAMETOOLONG,
 )  # fmt: skip
 
 

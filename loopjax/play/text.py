@@ -34,7 +34,8 @@ NUM_CANDIDATES = 5
 _SMALLEST = 64  # Places of a text; twice as many if it is longer, and so on.
 _RANDOM_TOKENS = 120
 _WRITTEN = 64  # Tokens that follow a prompt, at most.
-_SUM = re.compile(r"\d+(?:\+\d+)+=")
+# Python refuses to read numbers of thousands of digits.
+_SUM = re.compile(r"\d{1,99}(?:\+\d{1,99})+=")
 
 
 class Readings(NamedTuple):

@@ -232,6 +232,10 @@ class _Known(NamedTuple):
     return "/".join(map(str, seeds))
 
 
+# The values of some settings, and the runs that have them.
+_Values = tuple[dict[str, Any], list[_Known]]
+
+
 def pivot(
   runs: Sequence[runs_lib.Run],
   metrics: Sequence[str],
@@ -240,7 +244,9 @@ def pivot(
 ) -> Pivot:
   """Scores by settings; runs that differ only in their seeds are averaged.
 
-  With a seed in `columns` each seed has a column, followed by their mean.
+  Rows and columns are in the order of the settings that are named: numbers
+  ascend, others are in the order of the runs. With a seed in `columns` each
+  seed has a column, followed by their mean.
 
   Args:
     metrics: as in `metrics_of`.
@@ -260,19 +266,17 @@ def pivot(
   names = dict.fromkeys(key for one in known for key in one.settings)
   for key in (*rows, *columns):
     sections.check_key(key, names)
-  rows = rows or _apart(known, columns)
-  _check_cells(known, (*rows, *columns))
-  lines = list(_groups(known, rows))
+  shown = rows or _apart(known, columns)
+  _check_cells(known, (*shown, *columns))
+  lines = list(_groups(known, shown))
+  lines = _ordered(lines) if rows else lines
   apart = [key for key in columns if key not in grouping.SEEDS]
   seeds = [key for key in columns if key in grouping.SEEDS]
   made = []
   for name in metrics_of(runs, metrics):
-    for values, some in _groups(known, apart):
+    for values, some in _ordered(_groups(known, apart)):
       whole = _column(lines, some, name, values)
-      by_seed = sorted(
-        _groups(some, seeds),
-        key=lambda part: [x or 0 for x in part[0].values()],
-      )
+      by_seed = _ordered(_groups(some, seeds))
       if seeds:
         made += [
           _column(lines, of_seed, name, values, seed)
@@ -283,15 +287,30 @@ def pivot(
   return Pivot([values for values, _ in lines], made)
 
 
-def _groups(
-  known: Sequence[_Known], keys: Sequence[str]
-) -> Iterator[tuple[dict[str, Any], list[_Known]]]:
-  """(values of these settings, the runs that have them), in order."""
-  found: dict[str, tuple[dict[str, Any], list[_Known]]] = {}
+def _groups(known: Sequence[_Known], keys: Sequence[str]) -> Iterator[_Values]:
+  """The groups of runs by these settings, in the order of the runs."""
+  found: dict[str, _Values] = {}
   for one in known:
     values = one.values(keys)
     found.setdefault(repr(values), (values, []))[1].append(one)
   yield from found.values()
+
+
+def _ordered(groups: Iterable[_Values]) -> list[_Values]:
+  """Groups in the order of their settings.
+
+  Values of a setting ascend if all are numbers; otherwise they are in the order
+  of the runs.
+  """
+  found = list(groups)
+  places: list[list[Any]] = [[] for _ in found]
+  for key in found[0][0] if found else ():
+    values = [values[key] for values, _ in found]
+    if not all(isinstance(value, int | float) for value in values):
+      values = [values.index(value) for value in values]
+    for place, value in zip(places, values, strict=True):
+      place.append(value)
+  return [found[at] for at in sorted(range(len(found)), key=places.__getitem__)]
 
 
 def _column(

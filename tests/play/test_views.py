@@ -180,6 +180,7 @@ def test_a_text_of_its_own_has_the_tokens_that_it_wrote(runs, inspectors):
     ("3+4+8=", "3+4+8=15"),
     ("12+9=20\n", "12+9=21"),
     ("3+4", ""),
+    ("1+" + "9" * 5000 + "=", ""),
     ("x=3+4=7", ""),
   ],
 )

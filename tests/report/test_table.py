@@ -338,3 +338,23 @@ def test_stored_runs_are_runs(tmp_path):
     assert row["run"] == (tmp_path / "kept" / "a").as_posix()
     assert (row["test/loss"], row["steps"]) == (1.0, 3)
     assert "train/loss" not in row
+
+
+def test_numbers_ascend_and_names_are_in_the_order_of_runs(tmp_path):
+  """Rows and columns; directories have another order."""
+  for place, (passes, order) in enumerate(
+    [(16, "b"), (2, "a"), (8, "b"), (8, "a"), (2, "b"), (16, "a")]
+  ):
+    make_run(
+      tmp_path / str(place),
+      model__num_loops=passes,
+      optim__name={"a": "adamw", "b": "muon"}[order],
+    )
+  paths = sorted(tmp_path.iterdir())
+  loops, names = "model.num_loops", "optim.name"
+  found = loopjax.table(paths, "test/loss", rows=[names, loops])
+  assert [(row[names], row[loops]) for row in found] == [
+    (name, passes) for name in ("muon", "adamw") for passes in (2, 8, 16)
+  ]
+  found = loopjax.table(paths, "test/loss", rows=[names], columns=[loops])
+  assert list(found[0])[1:] == [f"test/loss, {loops}={k}" for k in (2, 8, 16)]

@@ -318,7 +318,8 @@ def _read_csv(
   path: str, content: Any, delimiter: str, columns: tuple[str, ...] | None
 ) -> Iterator[tuple[int, list[Any]]]:
   """(number of the first line, `Chunk.content`) of a table with a header."""
-  lines = (line.decode("utf-8", "surrogateescape") for line in content)
+  # Lines end with LF, CR LF, or CR, as spreadsheets of old Macs write.
+  lines = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="")
   reader = csv.reader(lines, delimiter=delimiter, strict=True)
   limit = csv.field_size_limit()
   header: list[str] | None = None
@@ -354,6 +355,7 @@ def _read_csv(
     ) from None
   finally:
     csv.field_size_limit(limit)
+    lines.detach()  # Otherwise the caller's file would be closed.
   yield first, entries
 
 

@@ -91,6 +91,15 @@ def test_a_table_of_text_is_read_by_its_columns(read):
   assert str(fault).endswith("t.tsv:2: is not UTF-8; save the file as UTF-8")
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_of_a_table_end_as_any_program_writes_them(read, end):
+  content = end.join([b"text,b", b'"x,y",1', b"", b"z,2", b"1"]) + end
+  for chunk in (1, 1 << 20):
+    *found, fault = read("t.csv", content, chunk=chunk)
+    assert found == [[("x,y", True)], [("z", True)]]
+    assert str(fault).endswith("t.csv:5: has 1 values, but 2 columns")
+
+
 @pytest.mark.parametrize(
   ("content", "message"),
   [
