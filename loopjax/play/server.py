@@ -20,6 +20,8 @@ from loopjax.errors import UserError, one_line
 from loopjax.play import page
 from loopjax.play.page import Inspection, Inspector
 
+_MAX_SHOWN = 256  # Random prompts that are remembered; a public page runs on.
+
 
 class _KnownHosts:
   """Rejects requests of other hosts, and of other sites' pages."""
@@ -52,9 +54,9 @@ def make(
   none; POST /think, with the prompt as its body, an Inspection as JSON, or
   status 400 and "error" for an invalid prompt; GET /random?level=... the
   inspection of a random prompt of this difficulty, one of the facts' "levels"
-  if there are any; GET /export?prompt=... the page of that prompt as a file. A
-  random prompt that was shown is not parsed again: its text may stand for other
-  tokens. An inspector serves one request at a time.
+  if there are any; GET /export?prompt=... the page of that prompt as a file.
+  The last 256 random prompts that were shown are not parsed again: their texts
+  may stand for other tokens. An inspector serves one request at a time.
 
   Args:
     inspector: the inspector that made them.
@@ -89,29 +91,29 @@ def make(
     try:
       prompt = (await request.body()).decode()
     except UnicodeDecodeError:
-      error = {"error": "the prompt is not UTF-8"}
-      return JSONResponse(error, status_code=400)
+      return _refusal(UserError("the prompt is not UTF-8"))
     try:
       return JSONResponse(await run_in_threadpool(inspection_of, prompt))
-    except UserError as error:  # Which may quote the whole prompt.
-      return JSONResponse({"error": one_line(error)}, status_code=400)
+    except UserError as error:
+      return _refusal(error)
 
   def random(request: Request) -> Response:
     level = request.query_params.get("level", "")
     levels = inspector.facts["levels"]
     if level not in (levels or [""]):
-      error = {"error": f"level={level!r} {_expected(levels)}"}
-      return JSONResponse(error, status_code=400)
+      return _refusal(UserError(f"level={level!r} {_expected(levels)}"))
     with one_at_a_time:
       inspection = inspector.random(secrets.randbits(32), level)
-    shown[inspection["prompt"]] = inspection
+      shown[inspection["prompt"]] = inspection
+      if len(shown) > _MAX_SHOWN:
+        del shown[next(iter(shown))]
     return JSONResponse(inspection)
 
   def export(request: Request) -> Response:
     try:
       inspection = inspection_of(request.query_params.get("prompt", ""))
     except UserError as error:
-      return JSONResponse({"error": str(error)}, status_code=400)
+      return _refusal(error)
     # Headers hold ASCII; a run's name may have other characters and spaces.
     run = urllib.parse.quote(inspector.facts["run"], safe="")
     name = f"attachment; filename*=UTF-8''{run}.html"
@@ -130,6 +132,11 @@ def make(
     ],
     middleware=[Middleware(_KnownHosts, hosts=hosts)],
   )
+
+
+def _refusal(error: UserError) -> JSONResponse:
+  """Status 400; the message may quote a whole prompt, and is cut."""
+  return JSONResponse({"error": one_line(error)}, status_code=400)
 
 
 def _expected(levels: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """The page that shows a model's loops: its content is the model's output."""
 
 import base64
+import itertools
 import pathlib
 import re
 import socket
@@ -255,6 +256,42 @@ def test_an_inspector_has_one_caller(inspector, inspection, client_of):
     ]
   assert [x.result().status_code for x in asked] == [200] * 6
   assert len(calls) == 5  # It begins once.
+
+
+def test_random_prompts_are_remembered_but_not_forever(
+  inspector, inspection, client_of, monkeypatch
+):
+  """A public page runs for weeks; an old prompt is parsed as if typed."""
+  monkeypatch.setattr("loopjax.play.server._MAX_SHOWN", 2)
+  names, parsed = itertools.count(), []
+  facts = inspector.facts | {"levels": []}
+  made = inspector._replace(
+    facts=facts,
+    inspect=lambda prompt: parsed.append(prompt) or inspection,
+    random=lambda *_: {**inspection, "prompt": f"random {next(names)}"},
+  )
+  client = client_of(made, [])
+  shown = [client.get("/random").json()["prompt"] for _ in range(3)]
+  for prompt in shown:
+    assert client.get("/export", params={"prompt": prompt}).is_success
+  assert parsed == shown[:1]
+
+
+def test_refusals_are_short(inspector, inspection, client_of):
+  """They may quote what was sent, which can be long."""
+
+  def refuse(prompt):
+    raise UserError(f"{prompt}: unknown")
+
+  client = client_of(inspector._replace(inspect=refuse), [inspection])
+  long = 5_000 * "x"
+  for refused in (
+    client.post("/think", content=long),
+    client.get("/export", params={"prompt": long}),
+    client.get("/random", params={"level": long}),
+  ):
+    assert refused.status_code == 400
+    assert len(refused.json()["error"]) == 200
 
 
 @pytest.mark.long
