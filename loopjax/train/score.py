@@ -18,6 +18,7 @@ from loopjax.run import metrics, preemption, processes, provenance, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity, restore
 from loopjax.train import evaluate, procedure, scoring
+from loopjax.train import loop as train_loop
 from loopjax.types import Dataset, TaskSpec
 
 
@@ -186,7 +187,7 @@ def _score_checkpoint(
   step, params = restore.chosen_params(
     source, step, program.abstract_params, f"--workdir={source}"
   )
-  scoring.compare_data(folder, step, program.settings, dataset)
+  _compare_data(folder, step, program.settings, dataset)
   values: dict[str, float] = {}
   failed: list[str] = []
   try:
@@ -207,3 +208,37 @@ def _score_checkpoint(
     **scoring.run_facts([dataset], params, step, started),
     "digest": integrity.digest(integrity.record(params)),
   }
+
+
+def _compare_data(
+  folder: pathlib.Path,
+  step: int,
+  settings: config_lib.Settings,
+  dataset: Dataset,
+) -> None:
+  """Warns if the data that a run's own settings name have changed.
+
+  The files were replaced, or relative paths name other files in another folder.
+  There is no warning if the user set other data, or for data without checksums.
+
+  Args:
+    folder: the run's work directory, or the folder of zoo:NAME.
+    step: step of the checkpoint.
+    settings: those with which it is scored.
+    dataset: the split that is scored.
+  """
+  scored = settings.plain["task"]
+  trained = workdir_lib.read_config(folder)["task"]
+  if any(scored.get(name, value) != value for name, value in trained.items()):
+    return
+  if restore.steps(folder):
+    before = restore.meta(folder, step).get("data", {})
+  else:  # Of zoo:NAME.
+    before = workdir_lib.read_json(folder / "summary.json").get("data", {})
+  for name, checksum in train_loop.checksums({"": dataset}).items():
+    if before.get(name, checksum) != checksum and jax.process_index() == 0:
+      print(
+        f"warning: {name} is not the run's: the files of section task, or its"
+        " tokenizer, have changed, or are others in this folder",
+        flush=True,
+      )
