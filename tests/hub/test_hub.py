@@ -2,9 +2,7 @@
 
 import functools
 import json
-import pathlib
 import shutil
-import sys
 from unittest import mock
 
 import hub_examples as examples
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eval_examples import make_run
 from flax import nnx
 from in_float64 import without_rounding
 from safetensors.numpy import load_file
@@ -640,9 +639,6 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
 @pytest.mark.parametrize("end_token", ["", "<end>"])
 def test_a_model_trained_here_is_read_again(end_token, tmp_path):
   """With its end of documents, and the chat template of its tokenizer."""
-  sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
-  from eval_examples import make_run
-
   tokenizer, out = tmp_path / "there" / "tokenizer.json", tmp_path / "out"
   tokenizer.parent.mkdir()
   examples.write_tokenizer(tokenizer)

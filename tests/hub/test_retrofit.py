@@ -1,6 +1,5 @@
 """Loops around layers of a trained transformer: initially the same model."""
 
-import json
 import pathlib
 
 import hub_examples as examples
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import summary_of
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -168,7 +168,7 @@ def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
   oracle = examples.oracle("llama")
   logits = logits_of(pathlib.Path(out), tokens=oracle["tokens"])
   np.testing.assert_allclose(logits, oracle["logits"][0], atol=1e-5, rtol=0)
-  summary = json.loads((tmp_path / "loops" / "summary.json").read_text())
+  summary = summary_of(tmp_path / "loops")
   assert summary["retrofitted"] == str(source) and summary["core"] == "1:2"
 
 
