@@ -41,8 +41,8 @@ def score_model(
     limit: number of examples, rounded up to whole batches; 0 for all.
 
   Raises:
-    UserError: there is no such model, the config is of another, or the data are
-      missing or malformed.
+    UserError: there is no such model, the config is another model's, or the
+      data are missing or malformed.
   """
   settings, workdir = config_lib.resolve(config), zoo.output(source)
   processes.from_process_0(lambda: _check_scoring(settings, source))
@@ -151,7 +151,7 @@ def _have_other_tokenizers(*tasks: Any) -> bool:
 
 
 def _tokens(settings: config_lib.Settings) -> TaskSpec:
-  """What a model reads; lengths of rows are 1 if it reads any."""
+  """What a model reads; a length of 1 if it reads rows of any length."""
   spec = dataclasses.replace(settings.spec, packs_documents=False)
   if settings.reads_whole_rows:
     return spec
@@ -218,7 +218,7 @@ def _compare_data(
 ) -> None:
   """Warns if the data that a run's own settings name have changed.
 
-  The files were replaced, or relative paths name other files in another folder.
+  Files were replaced, or relative paths name others from another directory.
   There is no warning if the user set other data, or for data without checksums.
 
   Args:
@@ -239,6 +239,6 @@ def _compare_data(
     if before.get(name, checksum) != checksum and jax.process_index() == 0:
       print(
         f"warning: {name} is not the run's: the files of section task, or its"
-        " tokenizer, have changed, or are others in this folder",
+        " tokenizer, have changed, or relative paths name others from here",
         flush=True,
       )

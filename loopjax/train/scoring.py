@@ -17,7 +17,7 @@ from loopjax.types import Dataset
 
 
 class Scored(NamedTuple):
-  """What a `Finish` gets: a model whose final scores are there.
+  """What a `Finish` gets: a model that has its final scores.
 
   Attributes:
     program: the run's program.

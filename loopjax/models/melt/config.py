@@ -212,11 +212,9 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       tokens attend to in earlier ones, so that the result after k loops depends
       on the total number of loops.
   """
-  if num_loops > config.num_loops:
-    raise UserError(
-      f"{num_loops} loops are more than model.num_loops={config.num_loops};"
-      " additional loops would change the keys and values of all tokens"
-    )
+  checks.num_loops(
+    config, num_loops, "more would change the keys and values of all tokens"
+  )
   tokens, width = spec.sequence_length, config.width
   chunk = config.read_chunk(spec)
   num_own = chunk if chunk < tokens else 0  # Besides the tokens of the history.
