@@ -21,7 +21,7 @@ from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, files, weights
+from loopjax.hub import convert, files, tokenizer_files, weights
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, plt, recurrent
 from loopjax.optim import parameters
@@ -398,13 +398,13 @@ def test_a_config_is_read_as_it_was_written(name):
 
 
 def test_either_file_names_the_ends_of_a_text(tmp_path):
-  assert convert.end_tokens(tmp_path) == ()
+  assert tokenizer_files.end_tokens(tmp_path) == ()
   for name, ids, known in (
     ("config.json", 7, (7,)),
     ("generation_config.json", [5, 7, 0], (7, 5, 0)),
   ):
     (tmp_path / name).write_text(json.dumps({"eos_token_id": ids}))
-    assert convert.end_tokens(tmp_path) == known
+    assert tokenizer_files.end_tokens(tmp_path) == known
 
 
 def test_tensors_without_parameters_are_left_out(tmp_path):

@@ -136,7 +136,7 @@ def test_the_loop_has_the_layers_between_the_others(update, num_layers):
   [
     (Retrofit("0:3", "relaxed", 2, relaxed_rank=1), "3 layers cannot be"),
     (Retrofit("0:4", "relaxed", 2), "--update=relaxed needs a positive rank"),
-    (Retrofit("0:4", relaxed_rank=1), "the others do not use it"),
+    (Retrofit("0:4", relaxed_rank=1), "other updates have none"),
   ],
 )
 def test_relaxed_loops_need_a_rank_and_layers(

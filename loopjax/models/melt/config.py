@@ -190,10 +190,10 @@ def made_from(source: Any) -> Start:
 
 
 def check_schedule(config: Config, num_steps: int) -> None:
-  """Raises UserError if alpha does not reach 1 in so many steps."""
+  """Raises UserError if alpha does not reach 1 within the run's steps."""
   if config.interpolation_steps > num_steps:
     raise UserError(
-      f"model.interpolation_steps={config.interpolation_steps} are more than"
+      f"model.interpolation_steps={config.interpolation_steps} is more than"
       f" run.num_steps={num_steps}: evaluation uses alpha=1"
     )
 
