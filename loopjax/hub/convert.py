@@ -26,6 +26,7 @@ from loopjax.hub import layout as layout_lib
 from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import layout as program_layout
+from loopjax.program import tree_size
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint, integrity, quantized, restore
@@ -213,7 +214,7 @@ def write_run(
     summary = {
       "status": "completed",
       "metrics": {},
-      "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+      "parameters": tree_size.num_elements(params),
       "steps": 0,
       **origin,
       "digest": integrity.digest(integrity.record(stored)),

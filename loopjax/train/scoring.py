@@ -10,6 +10,7 @@ import jax
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.program import step as step_lib
+from loopjax.program import tree_size
 from loopjax.run import metrics, processes
 from loopjax.run import workdir as workdir_lib
 from loopjax.train import loop as train_loop
@@ -107,7 +108,7 @@ def run_facts(
 ) -> dict[str, Any]:
   """The entries that training and evaluation share."""
   return {
-    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+    "parameters": tree_size.num_elements(params),
     "steps": num_steps,
     "wall_seconds": round(time.monotonic() - started, 2),
     "data": {k: v for dataset in datasets for k, v in dataset.facts.items()},

@@ -126,7 +126,9 @@ def test_scores_of_another_step_are_not_the_models(copies, capsys):
   arguments = ["card", str(run), str(out)]
   assert hub.main(arguments) == 2
   error = capsys.readouterr().err
-  assert "has the parameters of step 0" in error and "those of step 800" in error
+  assert (
+    "has the parameters of step 0" in error and "those of step 800" in error
+  )
   assert error.count("\n") == 1
   assert not (out / "README.md").exists()
   trained_at = json.loads((out / "config.json").read_text())
