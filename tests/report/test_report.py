@@ -212,6 +212,15 @@ def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
   assert {"paper"} <= set(fitting) <= {"paper", "hybrid"}
 
 
+@pytest.mark.parametrize(
+  ("paper", "stated"),
+  [(sleep.GSM, {"2", "1.4"}), (adaptive.PAPER, {"200", "480"})],
+)
+def test_numbers_of_parameters_are_those_that_the_paper_states(paper, stated):
+  said = {scale.label: scale.paper for scale in paper.scale}["parameters"]
+  assert stated <= set(said.split())
+
+
 def rows_of(path):
   return list(csv.DictReader(path.read_text().splitlines()))
 
