@@ -244,6 +244,18 @@ def test_every_table_and_figure_is_named_or_said_to_be_missing(
     assert set(numbers) <= named, kind
 
 
+def test_the_page_says_how_small_adaptive_models_differ_from_the_paper():
+  page = (ROOT / "docs/families/adaptive.md").read_text()
+  paper = load_config("lm_adaptive", "paper").model
+  for preset in ("tiny", "gpu"):
+    model = load_config("lm_adaptive", preset).model
+    for name in ("loop_update", "scale_from_step", "loop_scale"):
+      value = model[name]
+      value = value if isinstance(value, str) else int(value)
+      assert model[name] != paper[name]
+      assert f"`model.{name}={value}`" in page, (preset, name)
+
+
 def test_modules_of_the_reference_exist():
   pages = (ROOT / "docs/api").glob("*.md")
   named = [
