@@ -72,7 +72,7 @@ _ANSWERS = Column(
   Metric("test_questions/exact_match", 100.0),
 )
 _SENSE = Column("sense", "eight benchmarks of common sense, %", not_scored)
-_SENSEBITS = Column("sense_bpb", "the same, bits per byte", not_scored, 3)
+_SENSEBITS = Column("sense_bpb", "six of them, bits per byte", not_scored, 3)
 _MATH = Column("math", "mathematics, bits per byte", not_scored, 3)
 
 
