@@ -10,7 +10,7 @@ Source: arXiv 2605.26099, section 6.2. `model.num_loops` is N. Presets:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
   gpu     as `paper`, with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run. Ours:
-          warm-up, weight decay and the sizes of heads (docs/papers.md).
+          steps, warm-up, weight decay and sizes of heads (docs/papers.md).
   hybrid  Figure 3's caption has four layers, alternating attention and gated
           delta nets, where the text has ten; width 512 as in the text. Not run.
   smoke   used by tests.

@@ -15,7 +15,7 @@ memory layers starts from scratch, or memory is inserted into a LoopLM
   gpu     texts of 320 to 512 tokens. Not measured.
   paper   texts of 2000 to 3300 tokens and windows of 2000, as in the paper: one
           window is slept on, the rest is processed with the answer. Not run.
-          Ours: all sizes, warm-up and weight decay (docs/papers.md).
+          Ours: all sizes, steps, warm-up, weight decay (docs/papers.md).
   smoke   used by tests.
 
 Changes after a preset: `inserted` and `warm_up`, memory added to a trained

@@ -9,7 +9,8 @@ memory after a preset (`:tiny,loop3`): `base`, `loop3`, `loop5`, `loop7`; all
 ten are in the sweep `table_1`. Presets:
 
   tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
-          three loops. On novels, 2.13 bits per byte in 5 minutes on 2 CPU cores
+          three loops, a variant of equation 5 (docs/families/adaptive.md). On
+          novels, 2.13 bits per byte in 5 minutes on 2 CPU cores
           (benchmarks/results).
   gpu     the same with eight layers of width 512. Not measured.
   paper   210 M parameters; set task.train_files to deduplicated FineWeb-Edu and

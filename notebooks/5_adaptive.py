@@ -16,7 +16,7 @@
 # p_{\mathrm{halt}}^{(t)} = p_t \prod_{i<t} (1 - p_i) \qquad
 # \text{(equations 3 and 4)},$$
 #
-# $$h^{(t)} = h^{(t-1)} + s_t\, f_\theta(h^{(t-1)}) \qquad
+# $$h^{(t)} = h^{(t-1)} + s_t\, f_\theta(\mathrm{LN}(h^{(t-1)})) \qquad
 # \text{(equation 5)},$$
 #
 # and the output of the layer is $\sum_t p_{\mathrm{halt}}^{(t)} h^{(t)}$.
@@ -55,6 +55,9 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # Bytes of two sources with equal numbers of rows: synthetic arithmetic such as
 # `7*(3-12)=6`, modulo 23, and this package's own code. Two layers of width 128
 # and three iterations. For your own text, set `task.train_files`.
+#
+# The preset's iterations are not the paper's: the first is the plain block, and
+# later ones add $s_t\,(f_\theta(h) - h)$. The paper's start near the identity.
 
 # %%
 from loopjax import config as config_lib

@@ -218,6 +218,44 @@ def test_every_paper_is_on_one_page():
   assert sorted(included) == sorted(headings)
 
 
+@pytest.mark.parametrize(
+  ("family", "tables", "figures"),
+  [  # Without pictures of a design, and MELT's lists of data and licences.
+    ("utm", range(1, 10), range(2, 10)),
+    ("adaptive", range(1, 6), range(2, 5)),
+    ("disco", range(1, 3), range(2, 8)),
+    ("sleep", (), range(2, 7)),
+    ("melt", range(1, 8), (1,)),
+  ],
+)
+def test_every_table_and_figure_is_named_or_said_to_be_missing(
+  family, tables, figures
+):
+  page = (ROOT / f"docs/families/{family}.md").read_text()
+  heading = re.search(r':start-after: "(.*)"', page)[1]
+  section = (ROOT / "docs/papers.md").read_text().partition(f"{heading}\n")[2]
+  text = page + section.partition("\n## ")[0]
+  for kind, numbers in (("Table", tables), ("Figure", figures)):
+    named = set()
+    for listed in re.findall(rf"{kind}s? ((?:\d+(?:, | and | to )?)+)", text):
+      ends = [int(x) for x in re.findall(r"\d+", listed)]
+      named |= set(range(*ends[-2:])) if " to " in listed else set()
+      named |= set(ends)
+    assert set(numbers) <= named, kind
+
+
+def test_the_page_says_how_small_adaptive_models_differ_from_the_paper():
+  page = (ROOT / "docs/families/adaptive.md").read_text()
+  paper = load_config("lm_adaptive", "paper").model
+  for preset in ("tiny", "gpu"):
+    model = load_config("lm_adaptive", preset).model
+    for name in ("loop_update", "scale_from_step", "loop_scale"):
+      value = model[name]
+      value = value if isinstance(value, str) else int(value)
+      assert model[name] != paper[name]
+      assert f"`model.{name}={value}`" in page, (preset, name)
+
+
 def test_modules_of_the_reference_exist():
   pages = (ROOT / "docs/api").glob("*.md")
   named = [

@@ -106,8 +106,8 @@ def distill(
     KL(T || S)                                for beta = 0,
     KL(S || T)                                for beta = 1.
 
-  The first is the generalized Jensen-Shannon divergence (GKD, arXiv 2306.13649,
-  section 3.1), which tends to 0 at both ends; the others are its limits after
+  The first is the generalized Jensen-Shannon divergence (GKD, arXiv
+  2306.13649), which tends to 0 at both ends; the others are its limits after
   division by beta and by 1 - beta.
 
   Products do not convert their inputs and accumulate in float32; both softmax

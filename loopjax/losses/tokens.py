@@ -339,9 +339,8 @@ def next_token_by_loop(model: Any, hidden: Array, targets: Array) -> Array:
 
 def row_losses(model: Any, output: Output, batch: Batch) -> Array:
   """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
-  model, hidden = jax.lax.stop_gradient((model, output.hidden))
-  losses, _ = _with_table(token_loss, model, hidden, batch["targets"])
-  return row_means(losses, batch["weights"])
+  losses, _ = _with_table(token_loss, model, output.hidden, batch["targets"])
+  return row_means(jax.lax.stop_gradient(losses), batch["weights"])
 
 
 def read_out(model: Any, hidden: Array, targets: Array) -> TokenScores:

@@ -212,6 +212,25 @@ def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
   assert {"paper"} <= set(fitting) <= {"paper", "hybrid"}
 
 
+@pytest.mark.parametrize(
+  ("paper", "stated"),
+  [(sleep.GSM, {"2", "1.4"}), (adaptive.PAPER, {"200", "480"})],
+)
+def test_numbers_of_parameters_are_those_that_the_paper_states(paper, stated):
+  said = {scale.label: scale.paper for scale in paper.scale}["parameters"]
+  assert stated <= set(said.split())
+
+
+def test_bits_of_common_sense_are_of_six_of_eight_benchmarks():
+  """Table 3 of adaptive loops has none for SocialIQA and Winogrande."""
+  base = (0.913, 0.846, 0.921, 1.002, 1.163, 0.305)
+  sweep = adaptive.PAPER.sweeps["table_1"]
+  column = {column.key: column for column in sweep.columns}["sense_bpb"]
+  stated = sweep.rows[0].values["sense_bpb"].mean
+  assert stated == pytest.approx(np.mean(base), abs=2.5e-3)
+  assert column.label == "six of them, bits per byte"
+
+
 def rows_of(path):
   return list(csv.DictReader(path.read_text().splitlines()))
 

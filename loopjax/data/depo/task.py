@@ -154,8 +154,9 @@ def training_sizes(
     indices: in the stream, int [B].
 
   Returns:
-    n int [B], p(n) proportional to 1 / (n + sqrt(N)) over min_nodes .. N; and k
-    int [B, M], uniform over 1 .. K.
+    n int [B], p(n) proportional to 1 / (n + sqrt(N)) over min_nodes .. N, as in
+    the task's public code (Allen-Zhu and Li); and k int [B, M], uniform over
+    1 .. K.
   """
   numbers = pipeline.uniforms(
     pipeline.stream_seed(_SIZES, 0, seed), indices, 1 + config.num_queries

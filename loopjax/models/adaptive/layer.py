@@ -1,8 +1,8 @@
 """One layer of adaptive loops and memory (arXiv 2603.08391, section 2).
 
 The output is a sum over N iterations of one block, weighted by a router
-(equations 3 to 5); the input of the block is enriched from two memory banks
-(equations 6 to 10).
+(equations 3 to 5). In every iteration, unless configured otherwise, the state
+is first enriched from two memory banks (equations 6 to 10).
 """
 
 from typing import Any, NamedTuple

@@ -2,8 +2,8 @@
 
 Source: "Adaptive Loops and Memory in Transformers" (arXiv 2603.08391). The
 output of each layer is a sum over N iterations of one block, weighted by a
-router (equations 3 to 5). The input of the block is enriched from a memory bank
-of the layer and from one that all layers share (equations 6 to 10).
+router (equations 3 to 5). The state is enriched from a memory bank of the layer
+and from one that all layers share (equations 6 to 10).
 """
 
 import dataclasses

@@ -72,7 +72,7 @@ _ANSWERS = Column(
   Metric("test_questions/exact_match", 100.0),
 )
 _SENSE = Column("sense", "eight benchmarks of common sense, %", not_scored)
-_SENSEBITS = Column("sense_bpb", "the same, bits per byte", not_scored, 3)
+_SENSEBITS = Column("sense_bpb", "six of them, bits per byte", not_scored, 3)
 _MATH = Column("math", "mathematics, bits per byte", not_scored, 3)
 
 
@@ -238,7 +238,8 @@ _SWEEPS = {
 }  # fmt: skip
 
 _SCALE = (
-  Scale("parameters", "parameters", "162 M to 476 M"),
+  Scale("parameters", "parameters",
+        "200 M to 480 M (our count: 162 M to 476 M)"),
   Scale("layers", "model.num_layers", "12; 36"),
   Scale("width", "model.width", "768"),
   Scale("steps x batch", STEPS, "38,620 x about 360,000 tokens"),

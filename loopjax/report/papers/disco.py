@@ -122,7 +122,7 @@ _SWEEPS = {
                stage="near 0 from about epoch 400"),
           _row(f"vanilla loop, {format_}", format_, "looped",
                id="about 90", ood="fails",
-               stage="falls after epoch 2,000"),
+               stage="near 0 after more than 2,000 epochs"),
           _row(f"K untied copies, {format_}", format_, "transformer",
                id=copies, ood="about 0",
                train="about 100"),

@@ -97,24 +97,30 @@ def _row(passes: int, **values) -> Row:
   return Row(f"N = {passes}", {_PASSES: passes}, numbers(values))
 
 
-def _scale(window: str, *more: Scale) -> tuple[Scale, ...]:
-  """Sizes that all tasks share, window first, followed by the task's own."""
+def _scale(
+  window: str,
+  *more: Scale,
+  layers: str = "2 + 2; 10 in all on cycles",
+  width: str = "256; 512 on cycles",
+  parameters: str = "not stated",
+) -> tuple[Scale, ...]:
+  """The task's own sizes, followed by those that all tasks have."""
   return (
     *more,
     Scale("window, tokens", "model.window", window),
     Scale(
       "attention + memory layers",
       "{model[num_layers]} + {model[num_memory_layers]}",
-      "2 + 2; 10 in all on cycles",
+      layers,
     ),
-    Scale("width", "model.width", "256; 512 on cycles"),
+    Scale("width", "model.width", width),
     Scale(
       "steps x batch",
       STEPS,
       "5 billion tokens, batch 512; batch 128 on cycles, 256 on word problems",
     ),
     Scale("optimizer", "optim.name", "Muon and AdamW"),
-    Scale("parameters", "parameters", "not stated"),
+    Scale("parameters", "parameters", parameters),
     Scale("hardware", "devices", "A6000, H100"),
   )
 
@@ -202,6 +208,7 @@ AUTOMATON = _paper(
 _NUM_HOPS = (1, 2, 4, 8, 16)
 _HOPS = tuple(_hop_loss(hops) for hops in _NUM_HOPS)
 DEPO = _paper(
+  # The paper does not state the steps; these are ours.
   size={"model.width": 512, "task.num_nodes": 75, "run.num_steps": 100_000},
   sweeps={
     "passes": Sweep(
@@ -299,6 +306,9 @@ GSM = _paper(
         "{task[min_length]:,} to {task[max_length]:,}",
         "2,000 to 3,300",
       ),
+      layers="28 in all, or Ouro's and 6",
+      width="not stated",
+      parameters="pre-trained: Jet-Nemotron 2 billion, Ouro 1.4 billion",
     ),
     *map(_floor_scale, FLOORS),
   ),
