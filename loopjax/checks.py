@@ -155,13 +155,23 @@ def _is_within(value: float, interval: str) -> bool:
   return low < value < high or is_end
 
 
-def num_loops(config: Any, given: int | None) -> int:
+def num_loops(config: Any, given: int | None, why_no_more: str = "") -> int:
   """The given number of loops, or that of training if None.
 
+  Args:
+    config: the model's config.
+    given: the number, or None.
+    why_no_more: why there are at most as many loops as in training, the end of
+      the message; "" if there may be more.
+
   Raises:
-    UserError: it is less than one.
+    UserError: there are fewer than one, or too many.
   """
   number: int = config.num_loops if given is None else given
+  if why_no_more and not 1 <= number <= config.num_loops:
+    raise UserError(
+      f"num_loops={number} must be 1 to {config.num_loops}: {why_no_more}"
+    )
   if number < 1:
     raise UserError(f"num_loops={number} must be at least 1")
   return number

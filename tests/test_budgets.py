@@ -1,18 +1,12 @@
 """Counts of compiled steps stay within benchmarks/budgets.toml."""
 
-import importlib.util
-
 import pytest
-from tests_support import ROOT
+from tests_support import ROOT, script
 
 
 def load():
   """benchmarks/budgets.py as a module."""
-  path = ROOT / "benchmarks" / "budgets.py"
-  spec = importlib.util.spec_from_file_location("budgets", path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+  return script(ROOT / "benchmarks" / "budgets.py")
 
 
 KNOWN = load().budgets()

@@ -536,7 +536,7 @@ def test_models_of_the_pages_can_be_built():
     (lambda m: m.fit(pairs(), steps=1, every=0), "every=0 must be"),
     (
       lambda m: m.fit(iter([next(pairs()), np.ones((2, 3, 16), int)]), steps=2),
-      r"a batch of shape \(3, 16\) after one of \(4, 16\)",
+      r"a batch of shape \(3, 16\) follows one of \(4, 16\)",
     ),
     (
       lambda m: loopjax.loss(m, *next(pairs()), weights=np.ones(16)),

@@ -1,27 +1,21 @@
 """The searches of docs/howto/search.md, with a few steps of training."""
 
-import importlib.util
-
 import pytest
-from tests_support import ROOT
+from tests_support import ROOT, script
 
 import loopjax
 
 pytestmark = pytest.mark.long
 
 
-def script(name):
+def search_with(name):
   """A script of docs/howto, which needs the package that it is named after."""
   pytest.importorskip(name)
-  path = ROOT / "docs" / "howto" / f"search_{name}.py"
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+  return script(ROOT / "docs" / "howto" / f"search_{name}.py")
 
 
 def test_optuna_ends_hopeless_trials_by_validation(monkeypatch, capsys):
-  search = script("optuna")
+  search = search_with("optuna")
   optuna = search.optuna
   study = search.main(num_trials=2, steps=5)
   assert [len(trial.intermediate_values) for trial in study.trials] == [5, 5]
@@ -40,7 +34,7 @@ def test_optuna_ends_hopeless_trials_by_validation(monkeypatch, capsys):
 
 def test_wandb_runs_log_validation_and_end_by_it(monkeypatch, tmp_path):
   """Without the service: an agent that gives its settings to each run."""
-  search = script("wandb")
+  search = search_with("wandb")
   monkeypatch.setenv("WANDB_MODE", "offline")
   monkeypatch.setenv("WANDB_DIR", str(tmp_path))
   monkeypatch.setenv("WANDB_SILENT", "true")

@@ -4,6 +4,8 @@ Imports loopjax lazily: tests of models start without training.
 """
 
 import contextlib
+import importlib.util
+import json
 import math
 import pathlib
 import re
@@ -80,6 +82,14 @@ def long_case(*values):
   return pytest.param(*values, marks=pytest.mark.long)
 
 
+def script(path: pathlib.Path):
+  """The module of a Python file that belongs to no package."""
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
 def load_config(name: str, arg: str):
   """The config of `--config=configs/NAME.py:ARG`."""
   return namespace(name)["get_config"](arg)
@@ -90,6 +100,28 @@ def namespace(name: str) -> dict:
   from loopjax.config import presets
 
   return presets.read(ROOT / "configs" / f"{name}.py")
+
+
+def untrained(workdir, config):
+  """A run that has saved its first state; returns its work directory."""
+  from loopjax import config as config_lib
+  from loopjax import program as program_lib
+  from loopjax.run import workdir as workdir_lib
+  from loopjax.run.checkpoints import checkpoint as checkpoint_lib
+
+  settings = config_lib.resolve(config)
+  workdir.mkdir(parents=True)
+  workdir_lib.write_json(workdir / "config.json", settings.plain)
+  program = program_lib.make_program(settings, jax.devices()[:1])
+  checkpoints = checkpoint_lib.Checkpoints(workdir)
+  checkpoints.save(0, program.init(jax.random.key(settings.run.seed)), {})
+  checkpoints.close()
+  return workdir
+
+
+def summary_of(workdir) -> dict:
+  """The summary of a run."""
+  return json.loads((workdir / "summary.json").read_text())
 
 
 def make_datasets(settings):
@@ -151,6 +183,14 @@ def rows_of_metrics(workdir) -> list[dict]:
     {name: value for name, value in row.items() if name not in timing}
     for row in workdir_lib.read_metrics(workdir)
   ]
+
+
+def by_path(tree) -> dict:
+  """Leaves by path, such as "layers/mlp/kernel"."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
 
 
 def traced_sizes(function, *arguments) -> list[int]:

@@ -4,7 +4,6 @@ Nothing is built: costs are counted, and times are estimated for this machine.
 """
 
 import functools
-import math
 import pathlib
 import re
 import textwrap
@@ -19,9 +18,9 @@ from loopjax import program as program_lib
 from loopjax.config import presets
 from loopjax.models import MODELS
 from loopjax.optim import chain
-from loopjax.program import step
+from loopjax.program import step, tree_size
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import machine, profiling
+from loopjax.run import machine
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -51,10 +50,16 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   by_token, by_row = program_lib.cache_bytes(settings)
   return {
     "config": settings.plain,
-    "parameters": _size(params),
-    "parameters_by_module": {k: _size(v) for k, v in sorted(params.items())},
-    **({"parameters_trained": _size(state.params)} if state.base else {}),
-    "state_bytes": profiling.num_bytes(step.learned(state)),
+    "parameters": tree_size.num_elements(params),
+    "parameters_by_module": {
+      k: tree_size.num_elements(v) for k, v in sorted(params.items())
+    },
+    **(
+      {"parameters_trained": tree_size.num_elements(state.params)}
+      if state.base
+      else {}
+    ),
+    "state_bytes": tree_size.num_bytes(step.learned(state)),
     **costs,
     "flops_per_token": [
       flops / settings.spec.sequence_length
@@ -140,14 +145,10 @@ def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
     teacher.model, teacher.spec, teacher.model.num_loops
   )
   facts = {
-    "parameters": _size(params),
+    "parameters": tree_size.num_elements(params),
     "flops_per_example": costs["flops_per_example"],
   }
   return {"teacher": facts}
-
-
-def _size(tree: Any) -> int:
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 # "  tiny    description," and its continuation lines.

@@ -1,15 +1,30 @@
-"""Ports, and names of a server's host that requests may have.
+"""Where a server listens, and the host names that requests may have.
 
 A server that checks them is safe from DNS rebinding, by which pages of other
 sites could read its answers.
 """
 
+import argparse
 import re
+import socket
 from collections.abc import Collection
 
 from loopjax.errors import UserError
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds --port and --allowed_hosts."""
+  parser.add_argument(
+    "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
+  )
+  parser.add_argument(
+    "--allowed_hosts",
+    default="",
+    metavar="NAMES",
+    help="public host names of this server behind a proxy, comma-separated",
+  )
 
 
 def is_local(host: str) -> bool:
@@ -41,6 +56,15 @@ def check_port(port: int) -> None:
   """Raises UserError unless a port exists; 0 is any free one."""
   if not 0 <= port <= 65_535:
     raise UserError(f"--port={port} must be in [0, 65535]")
+
+
+def bind(host: str, port: int) -> socket.socket:
+  """A socket bound to an address; raises UserError if it cannot be."""
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  try:  # In an address, IPv6 is in brackets.
+    return socket.create_server((host.strip("[]"), port), family=family)
+  except OSError as error:
+    raise UserError(f"--port={port} at {host}: {error}") from error
 
 
 def refusal(host: str, names: Collection[str]) -> str:

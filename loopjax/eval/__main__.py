@@ -12,7 +12,6 @@ from loopjax.eval.scorer import BATCH_TOKENS, Scorer
 from loopjax.generate import source
 from loopjax.run import provenance, user_cache, zoo
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model
 
 DIRECTORY = "eval"  # Subdirectory of a work directory.
@@ -222,21 +221,12 @@ def main(argv: list[str] | None = None) -> int:
     action="store_true",
     help="remove the solved examples before each question",
   )
-  parser.add_argument(
-    "--num_loops", type=int, help="number of loops [as in evaluation]"
-  )
+  source.add_model_flags(parser)
   parser.add_argument(
     "--exit_threshold",
     type=float,
     help="exit threshold, for models with early exits",
   )
-  parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
-  parser.add_argument(
-    "--weights",
-    choices=quantized.WEIGHTS,
-    help="quantise the weights [as stored]",
-  )
-  source.add_bos(parser)
   parser.add_argument(
     "--batch_tokens",
     type=int,

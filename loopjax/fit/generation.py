@@ -20,7 +20,7 @@ from loopjax.fit.topology import Machine
 from loopjax.generate import batches, engine
 from loopjax.generate.programs import cached_model as cached_model_lib
 from loopjax.generate.programs import program, sizes, slots
-from loopjax.run import profiling
+from loopjax.program import tree_size
 
 
 class Texts(NamedTuple):
@@ -145,13 +145,13 @@ def measured(
       model.params, state, _placed(model, chunks), **shared
     ),
   )  # fmt: skip
-  state_bytes = profiling.num_bytes((model.params, state))
+  state_bytes = tree_size.num_bytes((model.params, state))
   decode, prefill = (measure.attempt(x, machine, state_bytes) for x in lowered)
   fits = max(decode.needed, prefill.needed) <= machine.memory
   return Texts(
     max_tokens,
     num_texts if fits else 0,
-    profiling.num_bytes(state.cache),
+    tree_size.num_bytes(state.cache),
     decode,
     prefill,
   )
@@ -185,7 +185,7 @@ def headline(model: Model, machine: Machine) -> str:
   return (
     f"one chip of {machine.name}, {machine.devices[0].device_kind}, with"
     f" {size(machine.memory)}; {model.cached_model.num_loops} loops,"
-    f" {size(profiling.num_bytes(model.params))} of parameters"
+    f" {size(tree_size.num_bytes(model.params))} of parameters"
   )
 
 

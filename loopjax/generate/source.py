@@ -58,10 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     help="dtype of the parameters of a Hub folder [float32 on CPUs, which"
     " multiply in float32; else bfloat16]",
   )
-  parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
-  parser.add_argument(
-    "--num_loops", type=int, help="number of loops [as in evaluation]"
-  )
+  add_model_flags(parser)
   parser.add_argument(
     "--exit_rule",
     choices=exits.RULES,
@@ -84,16 +81,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     help=f"MiB for cached prompt prefixes [{PREFIX_MIB} where prompts may"
     " share a prefix]",
   )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags for a checkpoint, its loops, weights and first token."""
+  parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
+  parser.add_argument(
+    "--num_loops", type=int, help="number of loops [as in evaluation]"
+  )
   parser.add_argument(
     "--weights",
     choices=quantized.WEIGHTS,
     help="quantise the weights [as stored]",
   )
-  add_bos(parser)
-
-
-def add_bos(parser: argparse.ArgumentParser) -> None:
-  """Adds --bos, see `Tokenizer.beginning_with`."""
   parser.add_argument(
     "--bos",
     metavar="TOKEN",

@@ -52,9 +52,8 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
   step = exported.get(convert.STEP)
   if step != summary.get("steps"):
     raise UserError(
-      f"{folder}: has the parameters of step {step}, {workdir}/summary.json"
-      f" belongs to step {summary.get('steps')}: its scores are for other"
-      " parameters"
+      f"{folder}: has the parameters of step {step}, but the scores of"
+      f" {workdir}/summary.json are for those of step {summary.get('steps')}"
     )
   blocks = [
     Heading(1, folder.name),

@@ -20,13 +20,13 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
-from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import files, gguf, huginn, llama, tokenizer_files, weights
 from loopjax.hub import layout as layout_lib
 from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import layout as program_layout
+from loopjax.program import tree_size
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint, integrity, quantized, restore
@@ -126,7 +126,7 @@ def read_folder(
   config = config_lib.make(layout.family, "text")
   task = {
     "tokenizer": str((folder / TOKENIZER).resolve()),
-    "end_token": _end_token(folder),
+    "end_token": tokenizer_files.end_token(folder),
     **tokenizer_files.beginning(folder)._asdict(),
     "vocab_size": vocab_size,
     "sequence_length": min(sequence_length, longest),
@@ -214,7 +214,7 @@ def write_run(
     summary = {
       "status": "completed",
       "metrics": {},
-      "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+      "parameters": tree_size.num_elements(params),
       "steps": 0,
       **origin,
       "digest": integrity.digest(integrity.record(stored)),
@@ -294,7 +294,9 @@ def export_run(
       layout.constants(model, base.get(layout.context, longest)),
     )
     if options.gguf:
-      gguf.pack(partial, made, options.dtype, end_tokens(partial))
+      gguf.pack(
+        partial, made, options.dtype, tokenizer_files.end_tokens(partial)
+      )
       os.replace(partial / gguf.PACKED, folder)
     else:
       files.write(partial, made, options.max_bytes)
@@ -334,55 +336,6 @@ def check_beginning(workdir: pathlib.Path) -> None:
       f"{workdir}: was imported by an earlier version that did not store the"
       " begin token; import it again"
     )
-
-
-def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
-  """The ids that end a text, of config.json and generation_config.json.
-
-  Chat models have several, the first for documents. Empty without files.
-
-  Raises:
-    UserError: a file cannot be read, or something in it is not an id.
-  """
-  found: list[int] = []
-  for name in ("config.json", "generation_config.json"):
-    if (folder / name).is_file():
-      given = workdir_lib.read_json(folder / name).get("eos_token_id")
-      if given is None:
-        continue
-      ids = given if isinstance(given, list) else [given]
-      if not all(type(one) is int for one in ids):
-        raise UserError(f"{folder / name}: eos_token_id={given!r} is not an id")
-      found += ids
-  return tuple(dict.fromkeys(found))
-
-
-def _end_token(folder: pathlib.Path) -> str:
-  """The token that ends a text: the first that config.json names.
-
-  If it names none, that of generation_config.json or of the tokenizer.
-  """
-  path, file = folder / TOKENIZER, folder / "config.json"
-  tokenizer = Tokenizer(str(path))
-  given = workdir_lib.read_json(file).get("eos_token_id")
-  if given is None and (other := folder / "generation_config.json").is_file():
-    file, given = other, workdir_lib.read_json(other).get("eos_token_id")
-  if given is None:
-    token = tokenizer_files.special_tokens(folder).get("eos_token")
-    if token is not None:
-      return token
-  first = given[0] if isinstance(given, list) and given else given
-  token = tokenizer.token(first) if type(first) is int else None
-  if token is None:
-    raise UserError(
-      f"{file}: eos_token_id={given!r} is not a token id of {path}"
-    )
-  for one in end_tokens(folder):
-    if tokenizer.token(one) is None:
-      raise UserError(
-        f"{folder}: eos_token_id={one} is not a token id of {path}"
-      )
-  return token
 
 
 # Those without loops are here as starting points (`hub.retrofit`), and because

@@ -3,12 +3,11 @@
 import pathlib
 from typing import Any
 
-import jax
-
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.hub.retrofit import read_source
+from loopjax.program import tree_size
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import quantized
 
@@ -45,7 +44,7 @@ def quantize(
   origin = {
     "quantized": str(source),
     "weights": weights,
-    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+    "parameters": tree_size.num_elements(params),
   }
   made = quantized.quantized(params, weights)
   return convert.write_run(workdir, config, made, folder, origin)

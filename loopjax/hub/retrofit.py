@@ -77,7 +77,7 @@ def retrofit(
   if relaxes != (options.relaxed_rank > 0):
     raise UserError(
       f"--update={options.update} and --relaxed_rank={options.relaxed_rank}:"
-      " --update=relaxed needs a positive rank; the others do not use it"
+      " --update=relaxed needs a positive rank; other updates have none"
     )
   workdir_lib.check_new(workdir)
   config, params, folder = read_source(source, options.checkpoint)

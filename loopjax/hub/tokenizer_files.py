@@ -116,6 +116,55 @@ def beginning(folder: pathlib.Path) -> Beginning:
   return Beginning(named or "", False)
 
 
+def end_tokens(folder: pathlib.Path) -> tuple[int, ...]:
+  """The ids that end a text, of config.json and generation_config.json.
+
+  Chat models have several, the first for documents. Empty without files.
+
+  Raises:
+    UserError: a file cannot be read, or something in it is not an id.
+  """
+  found: list[int] = []
+  for name in ("config.json", "generation_config.json"):
+    if (folder / name).is_file():
+      given = workdir_lib.read_json(folder / name).get("eos_token_id")
+      if given is None:
+        continue
+      ids = given if isinstance(given, list) else [given]
+      if not all(type(one) is int for one in ids):
+        raise UserError(f"{folder / name}: eos_token_id={given!r} is not an id")
+      found += ids
+  return tuple(dict.fromkeys(found))
+
+
+def end_token(folder: pathlib.Path) -> str:
+  """The token that ends a text: the first that config.json names.
+
+  If it names none, that of generation_config.json or of the tokenizer.
+  """
+  path, file = folder / TOKENIZER, folder / "config.json"
+  tokenizer = Tokenizer(str(path))
+  given = workdir_lib.read_json(file).get("eos_token_id")
+  if given is None and (other := folder / "generation_config.json").is_file():
+    file, given = other, workdir_lib.read_json(other).get("eos_token_id")
+  if given is None:
+    token = special_tokens(folder).get("eos_token")
+    if token is not None:
+      return token
+  first = given[0] if isinstance(given, list) and given else given
+  token = tokenizer.token(first) if type(first) is int else None
+  if token is None:
+    raise UserError(
+      f"{file}: eos_token_id={given!r} is not a token id of {path}"
+    )
+  for one in end_tokens(folder):
+    if tokenizer.token(one) is None:
+      raise UserError(
+        f"{folder}: eos_token_id={one} is not a token id of {path}"
+      )
+  return token
+
+
 def copy(path: pathlib.Path, folder: pathlib.Path) -> None:
   """Copies a tokenizer and, for an imported one, its companion files."""
   for name in FILES if path.name == TOKENIZER else ():

@@ -131,7 +131,8 @@ def batch(
     arrays["documents"] = documents(settings, numbers, shape)
   if first and first["targets"].shape != shape:
     raise UserError(
-      f"a batch of shape {shape} after one of {first['targets'].shape}"
+      f"a batch of shape {shape} follows one of {first['targets'].shape}; all"
+      " must have the same shape"
     )
   return arrays
 

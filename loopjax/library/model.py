@@ -7,12 +7,12 @@ import pathlib
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.library import checked, evaluation, text, training
+from loopjax.program import tree_size
 from loopjax.sections import flatten
 from loopjax.types import Array, TaskSpec
 
@@ -84,7 +84,7 @@ class Model:
   @property
   def num_parameters(self) -> int:
     """The number of elements of all parameters."""
-    return sum(np.size(x) for x in jax.tree.leaves(self.params))
+    return tree_size.num_elements(self.params)
 
   def module(self) -> Any:
     """The Flax NNX module, for Flax's own optimizer and transforms."""

@@ -39,7 +39,7 @@ def probabilities(
       mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
       "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
       same as "poisson_lognormal".
-    mean: expected loops; for "poisson_lognormal" minus one.
+    mean: expected number of loops; one less for "poisson_lognormal".
     sigma: standard deviation of log(rate).
     max_loops: larger depths are reduced to this; 0 for no maximum.
   """
@@ -184,7 +184,7 @@ def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:
   if len(steps) != len(loops) or not positive or [*steps] != sorted(set(steps)):
     raise UserError(
       f"model.growth_steps={steps!r} and model.growth_loops={loops!r} must be"
-      " positive integers, of the same number, and the steps must increase"
+      " equally many positive integers, and the steps must increase"
     )
 
 

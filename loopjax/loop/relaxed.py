@@ -2,10 +2,9 @@
 
 Source: Relaxed Recursive Transformers (arXiv 2410.20672): in loop k a shared W
 [inputs, outputs] becomes W + A_k B_k, with A_k [inputs, r] and B_k [r,
-outputs]; from a trained transformer by truncated singular value decompositions
-of the differences between the layers that W replaces and W. Here vectors (gains
-of norms, biases) have a difference of their own in every loop, too, without a
-rank.
+outputs]. From a trained transformer, they are truncated singular value
+decompositions of the differences between W and the layers that it replaces.
+Vectors (gains of norms, biases) also differ in every loop, without a rank.
 """
 
 from collections.abc import Mapping
@@ -75,11 +74,13 @@ def _sum(shared: Any, added: Any) -> Any:
 def split(layers: Any, num_loops: int, rank: int) -> tuple[Any, Any]:
   """(shared layers, differences) that approximate trained layers.
 
+  The shared layers are the means over loops.
+
   Args:
     layers: nested dict of stacked parameters [K L, ...].
     num_loops: K; loop k replaces layers k L to (k + 1) L - 1.
-    rank: r. With the smaller size of every matrix, and in exact numbers, loops
-      are the layers. The shared layers are the means over loops.
+    rank: r. If it is the smaller dimension of every matrix, loops equal the
+      layers, except for rounding.
   """
   blocks = jax.tree.map(
     lambda x: x.reshape(num_loops, -1, *x.shape[1:]), layers

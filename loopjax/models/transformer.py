@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.models import causal, every_loop, reading
 from loopjax.nn import block, norm
 from loopjax.nn.attention.cache import Cache
@@ -22,6 +21,7 @@ from loopjax.protocols import Family, Reading
 from loopjax.types import Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
+_WHY_NO_MORE = "a loop is a copy of the stack"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,7 @@ class Model(nnx.Module):
       UserError: num_loops is less than 1 or more than K.
     """
     config = self.config
-    num_copies = config.num_loops if num_loops is None else num_loops
-    _check(config, num_copies)
+    num_copies = checks.num_loops(config, num_loops, _WHY_NO_MORE)
     call = causal.begin(
       self, inputs, num_copies, kind, documents, cache, valid, keys
     )
@@ -148,7 +147,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Raises:
     UserError: num_loops is less than 1 or more than K.
   """
-  _check(config, num_loops)
+  checks.num_loops(config, num_loops, _WHY_NO_MORE)
   shape = config.block_shape()
   per_copy = config.num_layers * block.flops(shape, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
@@ -157,14 +156,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       head + per_copy * (copy + 1) for copy in range(num_loops)
     ]
   }
-
-
-def _check(config: Config, num_copies: int) -> None:
-  if not 1 <= num_copies <= config.num_loops:
-    raise UserError(
-      f"num_loops={num_copies} must be 1 to {config.num_loops}, the number"
-      " of copies of the stack"
-    )
 
 
 FAMILY = Family(

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import pathlib
-import socket
 
 from loopjax import checks
 from loopjax.commands import hosts
@@ -50,15 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     type=pathlib.Path,
     help="write the page to this file instead of serving it",
   )
-  parser.add_argument(
-    "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
-  )
-  parser.add_argument(
-    "--allowed_hosts",
-    default="",
-    metavar="NAMES",
-    help="public host names of this server behind a proxy, comma-separated",
-  )
+  hosts.add_flags(parser)
   options = parser.parse_args(argv)
   _play(options)
   return 0
@@ -98,21 +89,13 @@ def _play(options: argparse.Namespace) -> None:
       " install 'loopjax[serve]', or write the page with --export=FILE"
     ) from error
   with (
-    contextlib.closing(_bind(options.port)) as listener,
+    contextlib.closing(hosts.bind(_HOST, options.port)) as listener,
     contextlib.suppress(KeyboardInterrupt),
   ):
     print(f"http://{_HOST}:{listener.getsockname()[1]}", flush=True)
     app = server.make(inspector, found, begin, names)
     config = uvicorn.Config(app, log_level="warning", lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def _bind(port: int) -> socket.socket:
-  """A socket of this machine, bound to a port."""
-  try:
-    return socket.create_server((_HOST, port))
-  except OSError as error:
-    raise UserError(f"--port={port}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
+from loopjax.program import tree_size
 
 # Settings -> number of parameters or FLOPs.
 Measure = Callable[[config_lib.Settings], float]
@@ -22,7 +22,7 @@ Measure = Callable[[config_lib.Settings], float]
 def parameters(settings: config_lib.Settings) -> int:
   """Number of parameters, without allocating them."""
   _, params = program_lib.abstract_model(settings)
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+  return tree_size.num_elements(params)
 
 
 def flops(settings: config_lib.Settings) -> float:

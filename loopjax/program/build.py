@@ -15,7 +15,7 @@ from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.nn import lora
 from loopjax.optim import chain
-from loopjax.program import gradients, room, step
+from loopjax.program import gradients, room, step, tree_size
 from loopjax.program.fresh import abstract_model, fresh_state
 from loopjax.program.layout import (
   casts_parameters,
@@ -213,7 +213,7 @@ def cache_bytes(
         model, 1, max_tokens, num_loops=loops, kind=kind
       )
 
-    return room.num_bytes(jax.eval_shape(make, params))
+    return tree_size.num_bytes(jax.eval_shape(make, params))
 
   by_token = size(2) - size(1)
   return by_token, size(1) - by_token

@@ -6,7 +6,6 @@ that fits is therefore the one that recomputes the fewest products.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from loopjax import config as config_lib
 from loopjax.nn import lora, remat
 from loopjax.optim import chain
 from loopjax.program import fresh
+from loopjax.program.tree_size import num_bytes, num_elements
 from loopjax.types import PRECISIONS, Carried
 
 # Usable share of the memory beside the train state; the rest is for temporary
@@ -179,7 +179,7 @@ def _gathered_bytes(settings: config_lib.Settings) -> tuple[int, int]:
   """
   _, params = fresh.abstract_model(settings)
   precision = PRECISIONS[settings.model.precision]
-  num_parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+  num_parameters = num_elements(params)
   compute, full = (
     jnp.dtype(x).itemsize for x in (precision.compute, precision.params)
   )
@@ -194,9 +194,3 @@ def _memory(mesh: Mesh) -> int | None:
   device = next(local, None)
   stats = device.memory_stats() if device else None
   return stats.get("bytes_limit") if stats else None
-
-
-def num_bytes(tree: Any) -> int:
-  """Bytes of arrays or abstract arrays."""
-  leaves = jax.tree.leaves(tree)
-  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)

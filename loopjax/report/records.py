@@ -149,7 +149,7 @@ def scores_of(run: runs_lib.Run) -> dict[str, float]:
   return {**run.summary.get("metrics", {}), **facts}
 
 
-def differing(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+def _varying(runs: Iterable[Mapping[str, Any]]) -> list[str]:
   """The settings in which runs differ, by section.
 
   Without the settings of a single family or task whose runs all have the same
@@ -204,7 +204,7 @@ def records(
   """
   settings = [settings_of(run) for run in runs]
   scores = [scores_of(run) for run in runs]
-  keys, names = differing(settings), metrics_of(runs, metrics)
+  keys, names = _varying(settings), metrics_of(runs, metrics)
   return [
     {"run": run.directory.as_posix(), "state": run.state}
     | {key: its.get(key) for key in keys}
@@ -336,7 +336,7 @@ def _apart(known: Iterable[_Known], keys: Iterable[str]) -> list[str]:
   known_already = {*keys, *grouping.SEEDS, *_PATHS}
   return [
     key
-    for key in differing(one.settings for one in known)
+    for key in _varying(one.settings for one in known)
     if key not in known_already
     and (key.startswith("eval.") or workdir_lib.binds(key, "train"))
   ]

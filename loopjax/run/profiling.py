@@ -82,11 +82,6 @@ class Tracer:
       self._running = False
 
 
-def num_bytes(tree: Any) -> int:
-  """Bytes of arrays or abstract arrays."""
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
 def memory(compiled: Any) -> dict[str, int]:
   """Bytes on each device that a compiled step needs, by kind.
 

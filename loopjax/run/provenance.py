@@ -38,12 +38,8 @@ def _command(words: Sequence[str]) -> str:
   return shlex.join(["python", *words])
 
 
-def has_landed(revision: str) -> bool | None:
+def has_landed(revision: str, package: pathlib.Path = _PACKAGE) -> bool | None:
   """Whether a commit is HEAD or before it; None outside a checkout."""
-  return _has_landed(_PACKAGE, revision)
-
-
-def _has_landed(package: pathlib.Path, revision: str) -> bool | None:
   if not _revision(package):
     return None
   words = ["git", "merge-base", "--is-ancestor", revision, "HEAD"]

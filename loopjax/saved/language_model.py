@@ -11,7 +11,7 @@ from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.hub import convert
+from loopjax.hub import convert, tokenizer_files
 from loopjax.run import zoo
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import trained
@@ -112,7 +112,7 @@ def load(
 
 def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:
   """`LanguageModel.stop_tokens` of a model with files in a folder, if any."""
-  ids = (tokenizer.end, *convert.end_tokens(folder))
+  ids = (tokenizer.end, *tokenizer_files.end_tokens(folder))
   for one in ids:
     if not 0 <= one < tokenizer.num_ids:
       raise UserError(

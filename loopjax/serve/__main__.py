@@ -2,6 +2,7 @@
 
 import pathlib
 
+from loopjax.commands import hosts
 from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.generate import source
 from loopjax.run import user_cache
@@ -32,19 +33,11 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument(
     "--host", default="127.0.0.1", help="address to listen on [127.0.0.1]"
   )
-  parser.add_argument(
-    "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
-  )
+  hosts.add_flags(parser)
   parser.add_argument(
     "--token_file",
     type=pathlib.Path,
     help="file with the clients' bearer token [none: local clients only]",
-  )
-  parser.add_argument(
-    "--allowed_hosts",
-    default="",
-    metavar="NAMES",
-    help="public host names of this server behind a proxy, comma-separated",
   )
   parser.add_argument(
     "--cors",

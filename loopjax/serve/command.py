@@ -61,7 +61,7 @@ def run(options: Options) -> int:
   """
   token = _token(options)
   _check(options)
-  with contextlib.closing(_bind(options)) as listener:
+  with contextlib.closing(hosts.bind(options.host, options.port)) as listener:
     served: list[tuple[Worker, ServedModel]] = []
 
     def fail() -> None:
@@ -230,18 +230,6 @@ def _token(options: Options) -> str:
       f" {_MIN_TOKEN_LENGTH} characters, all of them printable ASCII"
     )
   return token
-
-
-def _bind(options: Options) -> socket.socket:
-  """A socket bound to --host and --port."""
-  family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-  host = options.host.strip("[]")  # IPv6, as in an address.
-  try:
-    return socket.create_server((host, options.port), family=family)
-  except OSError as error:
-    raise UserError(
-      f"--host={options.host} --port={options.port}: {error}"
-    ) from error
 
 
 def _check(options: Options) -> None:

@@ -43,8 +43,8 @@ def without_transfers(part: Callable[..., Run[T]]) -> Callable[..., Run[T]]:
 class Calls:
   """Makes the training calls of runs that differ only in their seeds.
 
-  Each round is one call of a program that trains all runs which are not over.
-  It is compiled again when one is over before the others.
+  Each round is one call of a program that trains all unfinished runs. The
+  program is compiled again when a run ends before the others.
   """
 
   def __init__(self, runs: int = 1):
@@ -87,7 +87,7 @@ class Calls:
     return list(zip(*several, strict=True))
 
   def _for(self, calls: list[Arguments]) -> Any:
-    """The compiled program of as many runs."""
+    """The compiled program for this number of runs."""
     num_runs, program = len(calls), self._program
     assert program
     if num_runs not in self._compiled:

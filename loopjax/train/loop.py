@@ -137,7 +137,7 @@ def train(
         reason = find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
       is_last = step == options.num_steps
-      # An evaluation that may end the run finds nothing that is not logged.
+      # Metrics are logged before an evaluation that may end the run.
       ending = options.stop_after and evaluation_is_due(settings, step)
       if is_last or ending or step % options.log_every == 0:
         reason = _log(context, step, state, pending, writer, clock)

@@ -85,9 +85,9 @@ def run(
     workdir: where all output of the run is written; an existing run there is
       resumed.
     mode: "train" or "train_and_eval".
-    finish: called with the model when its final scores are there, for further
-      scores and figures; `analysis.figures.finish` is what commands do.
-    extend: whether a run found there may have had fewer steps, or another batch
+    finish: called with the model after its final scores, for further scores and
+      figures; commands pass `analysis.figures.finish`.
+    extend: whether an existing run may have had fewer steps or another batch
       size; its summary then says where it was extended.
 
   Raises:
@@ -110,8 +110,8 @@ def run_seeds(
 ) -> dict[int, dict[str, Any]]:
   """Runs of several seeds, trained in one program; summaries by seed.
 
-  Each writes the files that `run` writes, which continues any of them. They
-  take each step together, and their times are common. An error in one ends all.
+  Each writes the files that `run` writes, and `run` can continue each. They
+  take every step together and share their times. An error in one ends all.
 
   Args:
     config: from a config file; each run sets its `run.seed`.
@@ -397,9 +397,9 @@ def _continued(
   "wall_seconds" the duration of the run up to the state; "pending" the metrics
   of steps not yet logged; "teacher_step" the step of the teacher's checkpoint.
 
-  Where the run has other steps or another batch size than the start that saved
-  the state, it says at which step, and what they were. Batches of another size
-  continue after the examples that were read, rounded up to a whole batch.
+  "extended" has an entry for every change of the number of steps or of the
+  batch size: the step, and the values before. Batches of another size continue
+  after the examples that were read, rounded up to a whole batch.
 
   Args:
     context: the run.

@@ -18,6 +18,7 @@ from loopjax.run import metrics, preemption, processes, provenance, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity, restore
 from loopjax.train import evaluate, procedure, scoring
+from loopjax.train import loop as train_loop
 from loopjax.types import Dataset, TaskSpec
 
 
@@ -40,8 +41,8 @@ def score_model(
     limit: number of examples, rounded up to whole batches; 0 for all.
 
   Raises:
-    UserError: there is no such model, the config is of another, or the data are
-      missing or malformed.
+    UserError: there is no such model, the config is another model's, or the
+      data are missing or malformed.
   """
   settings, workdir = config_lib.resolve(config), zoo.output(source)
   processes.from_process_0(lambda: _check_scoring(settings, source))
@@ -150,7 +151,7 @@ def _have_other_tokenizers(*tasks: Any) -> bool:
 
 
 def _tokens(settings: config_lib.Settings) -> TaskSpec:
-  """What a model reads; lengths of rows are 1 if it reads any."""
+  """What a model reads; a length of 1 if it reads rows of any length."""
   spec = dataclasses.replace(settings.spec, packs_documents=False)
   if settings.reads_whole_rows:
     return spec
@@ -186,7 +187,7 @@ def _score_checkpoint(
   step, params = restore.chosen_params(
     source, step, program.abstract_params, f"--workdir={source}"
   )
-  scoring.compare_data(folder, step, program.settings, dataset)
+  _compare_data(folder, step, program.settings, dataset)
   values: dict[str, float] = {}
   failed: list[str] = []
   try:
@@ -207,3 +208,37 @@ def _score_checkpoint(
     **scoring.run_facts([dataset], params, step, started),
     "digest": integrity.digest(integrity.record(params)),
   }
+
+
+def _compare_data(
+  folder: pathlib.Path,
+  step: int,
+  settings: config_lib.Settings,
+  dataset: Dataset,
+) -> None:
+  """Warns if the data that a run's own settings name have changed.
+
+  Files were replaced, or relative paths name others from another directory.
+  There is no warning if the user set other data, or for data without checksums.
+
+  Args:
+    folder: the run's work directory, or the folder of zoo:NAME.
+    step: step of the checkpoint.
+    settings: those with which it is scored.
+    dataset: the split that is scored.
+  """
+  scored = settings.plain["task"]
+  trained = workdir_lib.read_config(folder)["task"]
+  if any(scored.get(name, value) != value for name, value in trained.items()):
+    return
+  if restore.steps(folder):
+    before = restore.meta(folder, step).get("data", {})
+  else:  # Of zoo:NAME.
+    before = workdir_lib.read_json(folder / "summary.json").get("data", {})
+  for name, checksum in train_loop.checksums({"": dataset}).items():
+    if before.get(name, checksum) != checksum and jax.process_index() == 0:
+      print(
+        f"warning: {name} is not the run's: the files of section task, or its"
+        " tokenizer, have changed, or relative paths name others from here",
+        flush=True,
+      )

@@ -1,4 +1,4 @@
-"""Final scores and facts of a run, and scores of any checkpoint."""
+"""Final scores and facts of a run; `train.score` scores any checkpoint."""
 
 import pathlib
 import time
@@ -10,15 +10,15 @@ import jax
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.program import step as step_lib
+from loopjax.program import tree_size
 from loopjax.run import metrics, processes
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import restore
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
 
 
 class Scored(NamedTuple):
-  """What a `Finish` gets: a model whose final scores are there.
+  """What a `Finish` gets: a model that has its final scores.
 
   Attributes:
     program: the run's program.
@@ -103,46 +103,12 @@ def write(
   processes.wait_for_all()  # Process 0 draws; others must wait.
 
 
-def compare_data(
-  folder: pathlib.Path,
-  step: int,
-  settings: config_lib.Settings,
-  dataset: Dataset,
-) -> None:
-  """Warns if the data that a run's own settings name have changed.
-
-  The files were replaced, or relative paths name other files in another folder.
-  There is no warning if the user set other data, or for data without checksums.
-
-  Args:
-    folder: the run's work directory, or the folder of zoo:NAME.
-    step: step of the checkpoint.
-    settings: those with which it is scored.
-    dataset: the split that is scored.
-  """
-  scored = settings.plain["task"]
-  trained = workdir_lib.read_config(folder)["task"]
-  if any(scored.get(name, value) != value for name, value in trained.items()):
-    return
-  if restore.steps(folder):
-    before = restore.meta(folder, step).get("data", {})
-  else:  # Of zoo:NAME.
-    before = workdir_lib.read_json(folder / "summary.json").get("data", {})
-  for name, checksum in train_loop.checksums({"": dataset}).items():
-    if before.get(name, checksum) != checksum and jax.process_index() == 0:
-      print(
-        f"warning: {name} is not the run's: the files of section task, or its"
-        " tokenizer, have changed, or are others in this folder",
-        flush=True,
-      )
-
-
 def run_facts(
   datasets: Iterable[Dataset], params: Any, num_steps: int, started: float
 ) -> dict[str, Any]:
   """The entries that training and evaluation share."""
   return {
-    "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
+    "parameters": tree_size.num_elements(params),
     "steps": num_steps,
     "wall_seconds": round(time.monotonic() - started, 2),
     "data": {k: v for dataset in datasets for k, v in dataset.facts.items()},

@@ -2,7 +2,7 @@
 
 import multihop_runs
 import pytest
-from tests_support import crossing, load_config
+from tests_support import crossing, load_config, untrained
 
 from loopjax import config as config_lib
 from loopjax.analysis.multihop import __main__ as command
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("sketches")
 @crossing("family", ["utm", "ponderlm", "transformer"], manual=("ponderlm",))
 def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   workdir = tmp_path / "run"
-  multihop_runs.make_untrained(workdir, family)
+  untrained(workdir, multihop_runs.config_of(family))
   (workdir / "analysis").mkdir()
   old = workdir / "analysis" / "intervention_loop2.png"
   old.write_bytes(b"of an earlier run")
@@ -38,7 +38,9 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
   """Bridge 2 comes after the last loop; only long questions have position 6."""
   workdir = tmp_path / "run"
   chains = ("task.num_train_chains=(20,20)", "task.num_test_chains=(10,10)")
-  multihop_runs.make_untrained(workdir, "disco", "task.format=direct", *chains)
+  untrained(
+    workdir, multihop_runs.config_of("disco", "task.format=direct", *chains)
+  )
   flags = ("--loop=1", "--position=6", "--limit=60")
   status, found, pictures = multihop_runs.analyse(workdir, *flags)
   assert status == 0
@@ -63,7 +65,7 @@ def test_three_hops_in_english_with_one_loop_too_few(tmp_path, capsys):
 @pytest.mark.long
 def test_one_loop_passes_nothing_on(tmp_path, capsys):
   workdir = tmp_path / "run"
-  multihop_runs.make_untrained(workdir, "looped", "model.num_loops=1")
+  untrained(workdir, multihop_runs.config_of("looped", "model.num_loops=1"))
   status, _, pictures = multihop_runs.analyse(workdir, "--limit=30")
   assert status == 0
   assert pictures == {"lens", "cosines", "role_exposure"}
@@ -131,7 +133,7 @@ def test_a_family_that_shows_too_little_is_refused(tmp_path, refusal):
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path, refusal):
   workdir = tmp_path / "run"
-  multihop_runs.make_untrained(workdir, "looped")
+  untrained(workdir, multihop_runs.config_of("looped"))
   file = tmp_path / "file"
   file.write_text("")
   said = refusal(command.main, [str(workdir), f"--out={file}"])

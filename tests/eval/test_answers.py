@@ -14,6 +14,7 @@ from eval_examples import make_run
 from loopjax.errors import UserError
 from loopjax.eval.answers import __main__ as entry
 from loopjax.eval.answers import questions as questions_lib
+from loopjax.eval.answers import scores as scores_lib
 from loopjax.eval.answers.questions import Question
 from loopjax.generate import __main__ as generate
 from loopjax.run import workdir as workdir_lib
@@ -28,7 +29,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(num, right, k):
   samples = [True] * right + [False] * (num - right)
   subsets = list(itertools.combinations(samples, k))
   share = sum(map(any, subsets)) / len(subsets)
-  assert entry.pass_at_k(num, right, k) == pytest.approx(share)
+  assert scores_lib.pass_at_k(num, right, k) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -37,16 +38,16 @@ def test_the_error_of_samples_is_their_spread(k):
   generator = np.random.default_rng(0)
   chances = np.array([0.02, 0.1, 0.3, 0.5, 0.9, 1.0])
   drawn = generator.random((4000, len(chances), 12)) < chances[:, None]
-  scores = [entry.of_questions(right, k).mean() for right in drawn]
-  squares = [entry.error_of_samples(right, k) ** 2 for right in drawn]
+  scores = [scores_lib.of_questions(right, k).mean() for right in drawn]
+  squares = [scores_lib.error_of_samples(right, k) ** 2 for right in drawn]
   assert math.sqrt(np.mean(squares)) == pytest.approx(np.std(scores), rel=0.05)
 
 
 def test_the_error_of_one_sample_in_k_is_that_of_a_share():
   right = np.array([[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 1, 0, 0]], bool)
   expected = math.sqrt((0.4 * 0.6 + 0 + 0.2 * 0.8) / 4) / 3
-  assert entry.error_of_samples(right, 1) == pytest.approx(expected)
-  assert entry.error_of_samples(right, 5) is None
+  assert scores_lib.error_of_samples(right, 1) == pytest.approx(expected)
+  assert scores_lib.error_of_samples(right, 5) is None
 
 
 @pytest.mark.parametrize(

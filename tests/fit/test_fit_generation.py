@@ -7,7 +7,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
 from loopjax.fit import generation, topology
-from loopjax.run import profiling
+from loopjax.program import tree_size
 
 LENGTH = 64
 
@@ -33,7 +33,7 @@ def test_as_many_texts_as_fit(settings):
   assert one.num_texts == 1
   by_token, by_row = program_lib.cache_bytes(settings)
   assert one.cache == LENGTH * by_token + by_row
-  held = profiling.num_bytes(model.params) + one.cache
+  held = tree_size.num_bytes(model.params) + one.cache
   assert one.decode.memory["arguments"] >= held
   small = machine(one.needed / 1024 - 1)
   assert generation.most(model, small, LENGTH).num_texts == 0
@@ -48,7 +48,7 @@ def test_as_many_texts_as_fit(settings):
 
 def test_half_the_bytes_in_bfloat16(settings):
   sizes = [
-    profiling.num_bytes(generation.model_of(settings, machine(1), dtype).params)
+    tree_size.num_bytes(generation.model_of(settings, machine(1), dtype).params)
     for dtype in ("float32", "bfloat16")
   ]
   assert sizes[0] == 2 * sizes[1]

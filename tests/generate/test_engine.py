@@ -394,6 +394,29 @@ def test_a_cache_that_does_not_fill_ends_no_text():
   assert len(endless) == 99
 
 
+@pytest.mark.parametrize(
+  ("active", "num_tokens", "steps"),
+  [((True, True), None, 3), ((False, True), None, 1), ((True, True), 2, 2)],
+)
+def test_steps_end_with_the_last_sequence(active, num_tokens, steps):
+  """In any call: a step that generates nothing takes as long as others."""
+  empty = slots.Slots(*[None] * len(slots.Slots._fields))
+
+  def step(state):
+    counts, here = state
+    left = jnp.maximum(here.num_left - 1, 0)
+    here = here._replace(position=here.position + 1, num_left=left)
+    return slots.State(counts + 1, here), counts + 1
+
+  state = slots.State(
+    jnp.asarray(0),
+    empty._replace(position=jnp.asarray([5, 7]), num_left=jnp.asarray([3, 1])),
+  )
+  state, counts = slots.repeat(step, state, jnp.asarray(active), 4, num_tokens)
+  assert state.cache == steps
+  assert counts.tolist() == [*range(1, steps + 1), *[0] * (4 - steps)]
+
+
 def test_cancelled_requests_leave_their_slots():
   """In any state: decoding, in prefill, or waiting."""
   engine = engine_of("looped", num_slots=2)

@@ -3,17 +3,14 @@
 import itertools
 import json
 import pathlib
-import sys
 import types
 
 import pytest
+from eval_examples import make_run
 
 from loopjax.generate import __main__ as entry
 from loopjax.generate import command, source
 from loopjax.generate.engine import Engine
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
-from eval_examples import make_run
 
 FLAGS = ("--max_new_tokens=12", "--temperature=0")
 

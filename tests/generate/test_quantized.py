@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import causal, crossing
+from tests_support import causal, crossing, summary_of
 
 from loopjax.errors import UserError
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
@@ -126,7 +126,7 @@ def test_a_stored_model_is_the_one_that_is_quantised_when_read(
   there, here = language_model.load(workdir), of_zoo(weights=weights)
   assert there.facts["weights"] == weights
   jax.tree.map(np.testing.assert_array_equal, there.params, here.params)
-  summary = json.loads((workdir / "summary.json").read_text())
+  summary = summary_of(workdir)
   assert summary["parameters"] == 468_737
   size = (workdir / "quantized.safetensors").stat().st_size
   assert size < 1.02 * quantized.num_bytes(here.params)
@@ -155,7 +155,7 @@ def test_what_is_damaged_or_does_not_fit_is_one_line(tmp_path, capsys):
   (workdir / "quantized.safetensors").write_bytes(b"short")
   with pytest.raises(UserError, match="cannot be read"):
     language_model.load(workdir)
-  summary = json.loads((workdir / "summary.json").read_text())
+  summary = summary_of(workdir)
   summary["weights"] = "int3"
   (workdir / "summary.json").write_text(json.dumps(summary))
   with pytest.raises(UserError, match="weights='int3' is not int8 or int4"):

@@ -18,7 +18,13 @@ from loopjax import main
 from loopjax.errors import UserError
 from loopjax.generate import chat
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, gguf_tokenizer, imported, weights
+from loopjax.hub import (
+  convert,
+  gguf_tokenizer,
+  imported,
+  tokenizer_files,
+  weights,
+)
 from loopjax.hub.retrofit import read_source
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import language_model
@@ -354,7 +360,7 @@ def test_there_and_back_is_exact(tmp_path):
     assert one["task"][name] == other["task"][name], name
   kept = workdir_lib.read_json(again / "hub" / "tokenizer.json")
   assert kept == files["tokenizer.json"]
-  assert convert.end_tokens(again / "hub") == (2, 0)
+  assert tokenizer_files.end_tokens(again / "hub") == (2, 0)
   messages = [{"role": "user", "content": "x"}]
   assert chat.template(again / "hub")(messages) == "<|im_start|>x"
 

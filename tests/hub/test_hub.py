@@ -2,9 +2,7 @@
 
 import functools
 import json
-import pathlib
 import shutil
-import sys
 from unittest import mock
 
 import hub_examples as examples
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eval_examples import make_run
 from flax import nnx
 from in_float64 import without_rounding
 from safetensors.numpy import load_file
@@ -22,7 +21,7 @@ from loopjax import program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
-from loopjax.hub import convert, files, weights
+from loopjax.hub import convert, files, tokenizer_files, weights
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, plt, recurrent
 from loopjax.optim import parameters
@@ -399,13 +398,13 @@ def test_a_config_is_read_as_it_was_written(name):
 
 
 def test_either_file_names_the_ends_of_a_text(tmp_path):
-  assert convert.end_tokens(tmp_path) == ()
+  assert tokenizer_files.end_tokens(tmp_path) == ()
   for name, ids, known in (
     ("config.json", 7, (7,)),
     ("generation_config.json", [5, 7, 0], (7, 5, 0)),
   ):
     (tmp_path / name).write_text(json.dumps({"eos_token_id": ids}))
-    assert convert.end_tokens(tmp_path) == known
+    assert tokenizer_files.end_tokens(tmp_path) == known
 
 
 def test_tensors_without_parameters_are_left_out(tmp_path):
@@ -640,9 +639,6 @@ def test_a_folder_is_imported_scored_and_exported(tmp_path, capsys):
 @pytest.mark.parametrize("end_token", ["", "<end>"])
 def test_a_model_trained_here_is_read_again(end_token, tmp_path):
   """With its end of documents, and the chat template of its tokenizer."""
-  sys.path.append(str(pathlib.Path(__file__).parents[1] / "eval"))
-  from eval_examples import make_run
-
   tokenizer, out = tmp_path / "there" / "tokenizer.json", tmp_path / "out"
   tokenizer.parent.mkdir()
   examples.write_tokenizer(tokenizer)

@@ -8,6 +8,7 @@ import types
 import hub_examples as examples
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests_support import summary_of
 
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
@@ -80,7 +81,7 @@ def test_a_card_has_what_the_run_has_written(copies):
   answers = {"task": "sums.jsonl", "step": 0, "metrics": {"pass@1": 0.25}}
   (run / "eval" / "sums.answers.json").write_text(json.dumps(answers))
   text = card.card(run, out)
-  summary = json.loads((run / "summary.json").read_text())
+  summary = summary_of(run)
   assert text.startswith("---\nlibrary_name: loopjax\n")
   for expected in (
     f"{summary['parameters']:,} parameters",
@@ -125,7 +126,9 @@ def test_scores_of_another_step_are_not_the_models(copies, capsys):
   arguments = ["card", str(run), str(out)]
   assert hub.main(arguments) == 2
   error = capsys.readouterr().err
-  assert "has the parameters of step 0" in error and "to step 800" in error
+  assert (
+    "has the parameters of step 0" in error and "those of step 800" in error
+  )
   assert error.count("\n") == 1
   assert not (out / "README.md").exists()
   trained_at = json.loads((out / "config.json").read_text())

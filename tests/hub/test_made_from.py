@@ -45,13 +45,6 @@ def run(folder, tmp_path_factory):
   return workdir
 
 
-@pytest.fixture
-def text(tmp_path):
-  path = tmp_path / "mine.txt"
-  path.write_text(" ".join(f"w{i % 7} w{i % 11}" for i in range(1500)))
-  return path
-
-
 def first_model(name, argument):
   """The model that a config's run begins with."""
   settings = config_lib.resolve(load_config(name, argument))

@@ -1,6 +1,5 @@
 """Loops around layers of a trained transformer: initially the same model."""
 
-import json
 import pathlib
 
 import hub_examples as examples
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tests_support import summary_of
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError
@@ -136,7 +136,7 @@ def test_the_loop_has_the_layers_between_the_others(update, num_layers):
   [
     (Retrofit("0:3", "relaxed", 2, relaxed_rank=1), "3 layers cannot be"),
     (Retrofit("0:4", "relaxed", 2), "--update=relaxed needs a positive rank"),
-    (Retrofit("0:4", relaxed_rank=1), "the others do not use it"),
+    (Retrofit("0:4", relaxed_rank=1), "other updates have none"),
   ],
 )
 def test_relaxed_loops_need_a_rank_and_layers(
@@ -168,7 +168,7 @@ def test_an_imported_model_gets_loops_by_command(first, tmp_path, capsys):
   oracle = examples.oracle("llama")
   logits = logits_of(pathlib.Path(out), tokens=oracle["tokens"])
   np.testing.assert_allclose(logits, oracle["logits"][0], atol=1e-5, rtol=0)
-  summary = json.loads((tmp_path / "loops" / "summary.json").read_text())
+  summary = summary_of(tmp_path / "loops")
   assert summary["retrofitted"] == str(source) and summary["core"] == "1:2"
 
 

@@ -1,6 +1,5 @@
 """From an imported model to a trained one by one command: import=."""
 
-import json
 import pathlib
 import shutil
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from tests_support import ROOT, command, load_config, refused
+from tests_support import ROOT, command, load_config, refused, summary_of
 
 import loopjax
 from loopjax import config as config_lib
@@ -30,14 +29,6 @@ pytestmark = pytest.mark.usefixtures("sketches")
 @pytest.fixture
 def folder(tmp_path):
   return examples.make_folder(tmp_path / "models" / "small", "llama")
-
-
-@pytest.fixture
-def text(tmp_path):
-  """One plain file, of one paragraph."""
-  path = tmp_path / "mine.txt"
-  path.write_text(" ".join(f"w{i % 7} w{i % 11}" for i in range(1500)))
-  return path
 
 
 def config_of(run, *arguments):
@@ -129,7 +120,7 @@ def test_one_command_trains_a_folder_of_the_hub_on_one_text(
   assert command(main.main, argument, directory=tmp_path) == 0
   assert f"imported {folder} to runs/small" in capsys.readouterr().out
   (run,) = (tmp_path / "runs").glob("lm_tune-smoke,lora,*lora_rank=2,*")
-  metrics = json.loads((run / "summary.json").read_text())["metrics"]
+  metrics = summary_of(run)["metrics"]
   for split in ("validation", "test"):
     assert metrics[f"{split}/count"] > 0
     assert np.isfinite(metrics[f"{split}/bits_per_byte"])

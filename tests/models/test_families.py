@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from tests_support import (
+  by_path,
   by_size,
   causal,
   crossing,
@@ -219,7 +220,7 @@ def value_and_grad(name, options=LoopOptions()):
 
   run = jax.value_and_grad(loss, has_aux=True)
   (value, metrics), grads = jax.jit(run, compiler_options=examples.FAST)(params)
-  return value, metrics, leaves(grads)
+  return value, metrics, by_path(grads)
 
 
 def changed(name, token=None, rows=None):
@@ -238,13 +239,6 @@ def changed(name, token=None, rows=None):
     table = params["token_embedding"]["embedding"].at[rows[0]].add(rows[1])
     params = {**params, "token_embedding": {"embedding": table}}
   return output_of(name, inputs, params).logits[..., :-PADDING]
-
-
-def leaves(tree):
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 @crossing("name", FAMILIES, manual=PEERS)

@@ -8,7 +8,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import crossing
+from tests_support import by_path, crossing
 
 from loopjax.analysis.plots.maps import quadrants
 from loopjax.models import utm
@@ -59,13 +59,6 @@ def loss_of(model, step=0):
   return utm.loss(model, BATCH, KEY, jnp.asarray(step), None)[0]
 
 
-def leaves(tree):
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
 def test_the_paper_has_3_177_612_parameters():
   spec = TaskSpec(11, 81, tuple((i,) for i in range(81)))
   model = examples.abstract(utm, utm.Config(), spec)
@@ -100,7 +93,7 @@ def test_every_parameter_gets_a_gradient(halting, norm):
     SMALL, halting=halting, norm=norm, router_bias=bias
   )
   _, grads = gradient_of(loss_of, config)
-  zero = [name for name, g in leaves(grads).items() if not np.any(g != 0)]
+  zero = [name for name, g in by_path(grads).items() if not np.any(g != 0)]
   assert not zero
 
 
@@ -139,9 +132,9 @@ def test_loop_kinds_agree(freeze):
   )
   scan_grads = gradient_of(loss_of, config)[1]
   unroll_grads = gradient_of(loss_of, config, LoopOptions("unroll"))[1]
-  for name, grad in leaves(scan_grads).items():
+  for name, grad in by_path(scan_grads).items():
     np.testing.assert_allclose(
-      grad, leaves(unroll_grads)[name], atol=1e-5, err_msg=name
+      grad, by_path(unroll_grads)[name], atol=1e-5, err_msg=name
     )
 
 

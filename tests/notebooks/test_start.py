@@ -1,7 +1,6 @@
 """The first cell of the notebooks, on a simulated Colab."""
 
 import configparser
-import importlib.util
 import subprocess
 import sys
 import types
@@ -10,16 +9,12 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
-from tests_support import ROOT
+from tests_support import ROOT, script
 
 
 @pytest.fixture
 def start():
-  path = ROOT / "notebooks" / "start.py"
-  spec = importlib.util.spec_from_file_location("start", path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
+  return script(ROOT / "notebooks" / "start.py")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from tests_support import refused, smoke
+from tests_support import by_path, refused, smoke
 
 from loopjax import config as config_lib
 from loopjax import program, sharding
@@ -58,13 +58,6 @@ def _params_of(name, config):
     lambda: family.Model(config, spec, rngs=nnx.Rngs(params=0))
   )
   return nnx.to_pure_dict(nnx.state(model))
-
-
-def by_path(tree):
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 def optimizer_of(path):

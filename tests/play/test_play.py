@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from play_examples import data_of, untrained
-from tests_support import load_config, smoke
+from play_examples import data_of
+from tests_support import load_config, smoke, untrained
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib

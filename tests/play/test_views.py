@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from play_examples import data_of, untrained
-from tests_support import load_config
+from play_examples import data_of
+from tests_support import load_config, untrained
 
 from loopjax import config as config_lib
 from loopjax.data.multihop import task as multihop

@@ -34,7 +34,7 @@ def test_the_revision_is_of_the_checkout_around_the_package(tmp_path):
 def test_a_commit_has_landed_if_head_has_it(tmp_path):
   package = tmp_path / "project" / "loopjax"
   package.mkdir(parents=True)
-  assert provenance._has_landed(package, "abc") is None
+  assert provenance.has_landed("abc", package) is None
   git(package.parent, "init", "-q", "-b", "main")
   for text in ("1", "2"):
     (package / "file.py").write_text(text)
@@ -42,11 +42,11 @@ def test_a_commit_has_landed_if_head_has_it(tmp_path):
     git(package.parent, "commit", "-q", "-m", text)
   first, second = git(package.parent, "rev-list", "--reverse", "main").split()
   for commit in (first, second, first[:12]):
-    assert provenance._has_landed(package, commit) is True
+    assert provenance.has_landed(commit, package) is True
   for other in ("", f"{second[:12]}-dirty", "0123456789ab"):
-    assert provenance._has_landed(package, other) is False
+    assert provenance.has_landed(other, package) is False
   git(package.parent, "checkout", "-q", first)
-  assert provenance._has_landed(package, second) is False
+  assert provenance.has_landed(second, package) is False
 
 
 def test_a_package_inside_another_checkout_has_none(tmp_path):

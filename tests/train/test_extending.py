@@ -10,6 +10,7 @@ from tests_support import (
   refused,
   rows_of_metrics,
   smoke,
+  summary_of,
 )
 
 from loopjax import config as config_lib
@@ -72,7 +73,7 @@ def test_more_steps_are_those_of_a_longer_run(copied, tmp_path):
   assert "extended" not in straight
   said = [{"step": 20, "num_steps": 20, "batch_size": 16}]
   assert extended["extended"] == said
-  summary = json.loads((copied / "summary.json").read_text())
+  summary = summary_of(copied)
   assert summary["extended"] == said
   assert run(copied, LONG) == summary  # Complete, and no longer extended.
   assert run(copied, LONG, extend=True) == summary
@@ -180,12 +181,8 @@ def stopped(tmp_path_factory):
   return workdir
 
 
-def summary(workdir):
-  return json.loads((workdir / "summary.json").read_text())
-
-
 def test_a_run_without_better_scores_is_complete(stopped, capsys):
-  done = summary(stopped)
+  done = summary_of(stopped)
   assert (done["status"], done["steps"]) == ("completed", 15)
   assert "validation/count was not better" in done["reason"]
   assert "test/exact_match" in done["metrics"]
@@ -214,7 +211,7 @@ def test_a_restart_ends_at_the_same_step(stopped, tmp_path, cut_at):
   if cut_at == 10:
     shutil.rmtree(cut / "checkpoints" / "15")
   train.run(smoke(**CONSTANT), cut, "train_and_eval")
-  before, after = summary(stopped), summary(cut)
+  before, after = summary_of(stopped), summary_of(cut)
   for name in ("digest", "reason", "steps"):
     assert after[name] == before[name]
   assert rows_of_metrics(cut) == rows_of_metrics(stopped)

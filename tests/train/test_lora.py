@@ -1,6 +1,5 @@
 """Low-rank pairs: their algebra, what a run trains, stores and writes."""
 
-import json
 import shutil
 
 import jax
@@ -14,6 +13,7 @@ from tests_support import (
   make_datasets,
   refused,
   smoke,
+  summary_of,
 )
 
 import loopjax
@@ -226,7 +226,7 @@ def test_readers_get_the_sum(source, tuned):
   equal(program.scored_params(state), trained.read(tuned).params)
   # The scores are those of the sum: --mode=eval reads it as others do.
   again = score_model(tuned_config(source), tuned)
-  there = json.loads((tuned / "summary.json").read_text())
+  there = summary_of(tuned)
   for name in ("test/exact_match", "test/loss"):
     assert again["metrics"][name] == there["metrics"][name]
   size = sum(x.size for x in jax.tree.leaves(trained.read(source).params))
@@ -239,13 +239,9 @@ def test_a_run_on_pairs_resumes_bit_for_bit(source, tuned, tmp_path):
   (cut / "summary.json").unlink()
   shutil.rmtree(cut / "checkpoints" / "10")
   train.run(tuned_config(source), cut, "train_and_eval")
-  digests = [
-    json.loads((x / "summary.json").read_text())["digest"] for x in (cut, tuned)
-  ]
+  digests = [summary_of(x)["digest"] for x in (cut, tuned)]
   assert digests[0] == digests[1]
-  assert (
-    digests[0] != json.loads((source / "summary.json").read_text())["digest"]
-  )
+  assert digests[0] != summary_of(source)["digest"]
 
 
 @pytest.mark.long

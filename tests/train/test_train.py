@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tests_support import load_config, smoke
+from tests_support import load_config, smoke, summary_of
 from tests_support import rows_of_metrics as rows
 
 from loopjax import config as config_lib
@@ -40,12 +40,8 @@ def finished(tmp_path_factory):
   return workdir
 
 
-def summary(workdir):
-  return json.loads((workdir / "summary.json").read_text())
-
-
 def test_a_run_writes_what_the_contract_says(finished):
-  done = summary(finished)
+  done = summary_of(finished)
   assert done["status"] == "completed"
   assert done["steps"] == 20
   assert done["parameters"] > 0
@@ -97,7 +93,7 @@ def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
 
 
 def test_groups_add_up(finished):
-  metrics = summary(finished)["metrics"]
+  metrics = summary_of(finished)["metrics"]
   total = metrics["test/count"]
   by_rating = {
     k.rsplit("/", 1)[1]: v
@@ -124,7 +120,7 @@ def test_resuming_is_bitwise(finished, tmp_path, cut_at):
   if cut_at == 10:
     shutil.rmtree(cut / "checkpoints" / "20")
   train.run(smoke(), cut, "train_and_eval", figures.finish)
-  assert summary(cut)["digest"] == summary(finished)["digest"]
+  assert summary_of(cut)["digest"] == summary_of(finished)["digest"]
   assert rows(cut) == rows(finished)
 
 
@@ -203,19 +199,19 @@ def test_a_figure_that_fails_costs_no_summary(finished, tmp_path, monkeypatch):
 
   monkeypatch.setattr(sudoku, "choose", fail)
   train.run(smoke(), copy, "train_and_eval", figures.finish)
-  assert summary(copy)["figures_failed"] == [
+  assert summary_of(copy)["figures_failed"] == [
     "puzzle", "puzzle_failed", "halting_map"
   ]  # fmt: skip
-  assert "figures_failed" not in summary(finished)
-  assert summary(copy)["metrics"] == summary(finished)["metrics"]
+  assert "figures_failed" not in summary_of(finished)
+  assert summary_of(copy)["metrics"] == summary_of(finished)["metrics"]
 
 
 @pytest.mark.long
 def test_a_trained_run_is_scored_when_asked(tmp_path, finished):
   train.run(smoke(), tmp_path, "train")
-  assert not any(k.startswith("test/") for k in summary(tmp_path)["metrics"])
+  assert not any(k.startswith("test/") for k in summary_of(tmp_path)["metrics"])
   train.run(smoke(), tmp_path, "train_and_eval", figures.finish)
-  assert summary(tmp_path)["digest"] == summary(finished)["digest"]
+  assert summary_of(tmp_path)["digest"] == summary_of(finished)["digest"]
   assert rows(tmp_path) == rows(finished)
 
 
@@ -237,7 +233,7 @@ def test_a_checkpoint_is_scored_on_other_puzzles(finished, tmp_path):
 @pytest.mark.long
 def test_the_digest_sees_the_seed(finished, tmp_path):
   train.run(smoke(run__seed=1), tmp_path, "train")
-  assert summary(tmp_path)["digest"] != summary(finished)["digest"]
+  assert summary_of(tmp_path)["digest"] != summary_of(finished)["digest"]
 
 
 def test_a_finished_run_is_not_run_again(finished, capsys):
@@ -329,7 +325,7 @@ def test_eval_mode_of_the_best_checkpoint(finished, tmp_path):
     scored = score_model(config, copy)
     assert scored["steps"] == step
   # Both score the average, which is far from the parameters after 20 steps.
-  at_the_end = summary(finished)["metrics"]["test/loss"]
+  at_the_end = summary_of(finished)["metrics"]["test/loss"]
   assert scored["metrics"]["test/loss"] == pytest.approx(at_the_end, rel=1e-6)
 
 

@@ -1,6 +1,5 @@
 """Trained models of the package: small, complete, and as good as recorded."""
 
-import json
 import pathlib
 import re
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.flax import load_file, save_file
-from tests_support import ROOT, crossing, smoke
+from tests_support import ROOT, crossing, smoke, summary_of
 
 from loopjax import config as config_lib
 from loopjax import score as scoring
@@ -63,7 +62,7 @@ def test_an_entry_is_small_and_says_what_it_is(name):
   assert there == {"README.md", "config.json", "summary.json", zoo.PARAMS}
   assert (folder / zoo.PARAMS).stat().st_size < 1.1 * entries.MAX_BYTES
   card = (folder / "README.md").read_text()
-  summary = json.loads((folder / "summary.json").read_text())
+  summary = summary_of(folder)
   for said in (summary["command"], summary["revision"], summary["digest"]):
     assert said in card
   assert len(set(re.findall(r"^\| (test\S+)", card, re.M))) >= 2
@@ -216,8 +215,8 @@ def test_an_entry_is_the_average_of_its_run(finished, tmp_path, monkeypatch):
   run, entry = trained.read(finished), trained.read(pathlib.Path("zoo:own"))
   jax.tree.map(np.testing.assert_array_equal, run.params, entry.params)
   assert (entry.step, entry.settings.model) == (run.step, run.settings.model)
-  summary = json.loads((finished / "summary.json").read_text())
-  kept = json.loads((zoo.ROOT / "own" / "summary.json").read_text())
+  summary = summary_of(finished)
+  kept = summary_of(zoo.ROOT / "own")
   assert kept["metrics"].items() <= summary["metrics"].items()
   with pytest.raises(UserError, match="File exists"):
     exported(finished, tmp_path, monkeypatch)

@@ -3,30 +3,25 @@
 With --samples=16 --k=1,10 --temperature=1 --top_p=0.7 these are the scores of
 MELT's table 1 and, with --cache_kind, of its table 5 (arXiv 2605.07721).
 
-The file of answers has the settings in its first line, then one answer per
-line. Every answer is written as soon as it is finished. A killed process loses
-only the answers in progress; the same command resumes with the missing ones.
+If the process is killed, the same command resumes with the missing answers.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import json
-import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from loopjax import checks
-from loopjax.commands import document
 from loopjax.errors import Parser, UserError, leave, one_line_errors
-from loopjax.eval import bits_per_byte
 from loopjax.eval.answers import questions as questions_lib
+from loopjax.eval.answers import scores, stored
 from loopjax.eval.answers.questions import Question
+from loopjax.eval.answers.stored import Key
 from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Costs, GenerationRequest
@@ -34,201 +29,6 @@ from loopjax.generate.text import TextStream
 from loopjax.run import provenance, user_cache, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved.language_model import LanguageModel
-
-Key = tuple[int, int]  # The number of a question, and of one of its samples.
-
-
-class Answers(NamedTuple):
-  """The answers of an open file.
-
-  Attributes:
-    by_key: each with at least "question" and "sample", its key.
-    stream: the file, which stays empty until the first answer: a failed command
-      stores no settings.
-    head: the first line still to be written; "" if the file has it.
-  """
-
-  by_key: dict[Key, dict[str, Any]]
-  stream: IO[str]
-  head: str
-
-  def add(self, key: Key, row: dict[str, Any]) -> None:
-    """Adds an answer, in memory and at the end of the file."""
-    question, sample = key
-    row = {"question": question, "sample": sample, **row}
-    if not self.by_key:
-      self.stream.write(self.head)
-    self.by_key[key] = row
-    self.stream.write(_line(row))
-    self.stream.flush()
-
-
-@contextlib.contextmanager
-def opened(path: pathlib.Path, facts: dict[str, Any]) -> Iterator[Answers]:
-  """Opens or creates a file of answers.
-
-  Args:
-    path: the file; its folder is created.
-    facts: the settings that the answers depend on, as JSON.
-
-  Raises:
-    UserError: the file cannot be read or written, or its answers depend on
-      other settings.
-  """
-  head = _line({"facts": facts})
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = path.read_text(encoding="utf-8") if path.exists() else ""
-    # A killed process may have written an incomplete line.
-    complete = content[: content.rfind("\n") + 1]
-    by_key = _read(path, complete, json.loads(head)) if complete else {}
-    with path.open("r+" if content else "w", encoding="utf-8") as stream:
-      stream.truncate(len(complete.encode()))
-      stream.seek(0, 2)
-      yield Answers(by_key, stream, "" if complete else head)
-  except (OSError, UnicodeDecodeError) as error:
-    reason = getattr(error, "strerror", None) or "it is not UTF-8"
-    raise UserError(f"{path}: cannot be read or written ({reason})") from error
-
-
-def _read(
-  path: pathlib.Path, content: str, head: dict[str, Any]
-) -> dict[Key, dict[str, Any]]:
-  """Answers by key; raises UserError if their settings differ."""
-  by_key = {}
-  for number, line in enumerate(content.splitlines(), 1):
-    try:
-      row = json.loads(line)
-      if number == 1:
-        theirs, ours = row["facts"], head["facts"]
-        differences = [
-          f"{name}={theirs.get(name)!r}, not {ours.get(name)!r}"
-          for name in {**theirs, **ours}
-          if theirs.get(name) != ours.get(name)
-        ]
-      else:
-        by_key[row["question"], row["sample"]] = row
-    except (AttributeError, KeyError, TypeError, ValueError):
-      raise UserError(f"{path}:{number}: is damaged") from None
-    if differences:
-      raise UserError(
-        f"{path}: contains answers generated with other settings:"
-        f" {'; '.join(differences)}; choose another --out"
-      )
-  return by_key
-
-
-def _line(row: dict[str, Any]) -> str:
-  return json.dumps(row, allow_nan=False) + "\n"
-
-
-def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-  """The probability that at least one of k samples is correct.
-
-  The unbiased estimate from n samples, of which c are correct: 1 - C(n - c, k)
-  / C(n, k) (arXiv 2107.03374, equation 1).
-
-  Args:
-    num_samples: n.
-    num_right: c, in [0, n].
-    k: in [1, n].
-  """
-  assert 1 <= k <= num_samples and 0 <= num_right <= num_samples
-  wrong = num_samples - num_right
-  return 1 - math.comb(wrong, k) / math.comb(num_samples, k)
-
-
-def of_questions(right: np.ndarray, k: int) -> np.ndarray:
-  """pass@k of each question, f64 [Q].
-
-  Args:
-    right: whether each sample is correct, bool [Q, n].
-    k: in [1, n].
-  """
-  num = right.shape[1]
-  return np.array([pass_at_k(num, int(c), k) for c in right.sum(axis=1)])
-
-
-def error_of_samples(right: np.ndarray, k: int) -> float | None:
-  """The standard error of the mean pass@k over samples of the same questions.
-
-  By the jackknife over samples: the variance of a question's estimate is (n -
-  1) / n times the sum of squared deviations of the n estimates without one of
-  the samples, which for k = 1 is c/n (1 - c/n) / (n - 1). The error over
-  questions, which covers other questions of the same kind, is larger.
-
-  Args:
-    right: whether each sample is correct, bool [Q, n].
-    k: in [1, n].
-
-  Returns:
-    The standard error; None for k = n, for which no sample can be omitted.
-  """
-  num_questions, num = right.shape
-  if k == num:
-    return None
-  variance = 0.0
-  for c in right.sum(axis=1).tolist():
-    mean = pass_at_k(num, c, k)
-    without_right = pass_at_k(num - 1, c - 1, k) if c else mean
-    without_wrong = pass_at_k(num - 1, c, k) if c < num else mean
-    squares = c * (without_right - mean) ** 2
-    squares += (num - c) * (without_wrong - mean) ** 2
-    variance += (num - 1) / num * squares
-  return math.sqrt(variance) / num_questions
-
-
-def metrics_of(
-  rows: Sequence[dict[str, Any]], num_samples: int, ks: Sequence[int]
-) -> dict[str, float]:
-  """Means over questions, their standard errors, and the number of questions.
-
-  "NAME/standard_error" is over questions, "NAME/standard_error_of_samples" over
-  other samples of the same questions. "ended" is the fraction of answers not
-  truncated at the maximum length; "loops" is a mean over tokens.
-  """
-
-  def column(name: str) -> np.ndarray:
-    values = np.array([row[name] for row in rows])
-    return values.reshape(-1, num_samples)
-
-  right, num_tokens = column("right"), column("num_tokens")
-  ended, num_loops = column("finish") == "stop", column("num_loops")
-  ones, lengths = np.ones(len(right)), num_tokens.sum(axis=1)
-  values = bits_per_byte.Values
-  metrics = bits_per_byte.summarise(
-    {f"pass@{k}": values(of_questions(right, k), ones) for k in ks}
-    | {
-      "tokens": values(num_tokens.mean(axis=1), ones),
-      "ended": values(ended.mean(axis=1), ones),
-      "loops": values(num_loops.sum(axis=1) / lengths, lengths),
-    }
-  )
-  for k in ks:
-    error = error_of_samples(right, k)
-    if error is not None:
-      metrics[f"pass@{k}/standard_error_of_samples"] = error
-  return metrics
-
-
-def table(
-  metrics: dict[str, float], num_samples: int, ks: Sequence[int]
-) -> str:
-  """The scores and their standard errors as aligned text."""
-  lines = [("", "mean", "± questions", "± samples")]
-  for name in (*(f"pass@{k}" for k in ks), "tokens", "ended", "loops"):
-    of_samples = metrics.get(f"{name}/standard_error_of_samples")
-    lines.append(
-      (
-        name,
-        f"{metrics[name]:.4g}",
-        f"{metrics[f'{name}/standard_error']:.2g}",
-        "" if of_samples is None else f"{of_samples:.2g}",
-      )
-    )
-  header = f"{metrics['n']} questions, {num_samples} answers each"
-  return f"{header}\n{document.aligned(lines, num_left=1)}"
-
 
 QUESTION = "{question}"  # The question in --template.
 
@@ -290,7 +90,7 @@ def run(options: Options) -> None:
     for question in questions
     for number in range(options.text.samples)
   ]
-  with opened(path, facts) as answers:
+  with stored.opened(path, facts) as answers:
     missing = [one for one in samples if one.key not in answers.by_key]
     requests = _requests(missing, model, engine, options)
     started, costs = time.monotonic(), Costs()
@@ -299,7 +99,7 @@ def run(options: Options) -> None:
       right = is_right(row["text"], answer)
       answers.add(key, {"answer": answer, "right": right, **row})
     seconds = time.monotonic() - started
-  metrics = metrics_of(
+  metrics = scores.metrics_of(
     [answers.by_key[one.key] for one in samples], options.text.samples, ks
   )
   result = {
@@ -319,7 +119,7 @@ def run(options: Options) -> None:
     )
   if drafts := costs.of_drafts():
     print(drafts)
-  print(f"{path}\n\n{table(metrics, options.text.samples, ks)}")
+  print(f"{path}\n\n{scores.table(metrics, options.text.samples, ks)}")
 
 
 def _generate(

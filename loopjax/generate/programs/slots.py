@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from loopjax.generate import sampling
 from loopjax.generate.programs.cached_model import CachedModel
+from loopjax.loop import driver
 from loopjax.types import Array
 
 MAX_STOPS = 8  # Stop tokens of a request.
@@ -154,31 +155,22 @@ def repeat(
     The state, and the generated tokens of the steps, with a leading axis
     num_steps; zeros for steps that did not run.
   """
-
   first = state.slots.position
 
-  def is_unfinished(carry: tuple[Array, State, Generated]) -> Array:
-    n, state, _ = carry
-    unfinished = (n < num_steps) & jnp.any(active & (state.slots.num_left > 0))
+  def is_over(state: State) -> Array:
+    over = ~jnp.any(active & (state.slots.num_left > 0))
     if num_tokens is not None:
-      unfinished &= jnp.all(state.slots.position - first < num_tokens)
-    return unfinished
+      over |= jnp.any(state.slots.position - first >= num_tokens)
+    return over
 
-  def body(
-    carry: tuple[Array, State, Generated],
-  ) -> tuple[Array, State, Generated]:
-    n, state, buffers = carry
-    state, generated = step(state)
-    buffers = jax.tree.map(lambda x, new: x.at[n].set(new), buffers, generated)
-    return n + 1, state, buffers
-
-  buffers = jax.tree.map(
-    lambda x: jnp.zeros((num_steps, *x.shape), x.dtype),
-    jax.eval_shape(step, state)[1],
+  state, generated, _ = driver.run_loop(
+    lambda state, _: step(state),
+    state,
+    num_steps,
+    kind="while",
+    done_fn=is_over,
   )
-  start = jnp.asarray(0), state, buffers
-  _, state, buffers = jax.lax.while_loop(is_unfinished, body, start)
-  return state, buffers
+  return state, generated
 
 
 def of_rows(

@@ -10,6 +10,7 @@ from loopjax.nn import block, norm, stack
 from loopjax.nn.shape import Shape
 from loopjax.types import TaskSpec
 
+WHY_NO_MORE = "every iteration has its own alpha_t"
 _NORMS = {"layernorm": norm.layer_norm, "rmsnorm": norm.rms_norm}
 
 
@@ -114,7 +115,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Raises:
     UserError: num_loops is not from 1 to N.
   """
-  check_loops(config, num_loops)
+  checks.num_loops(config, num_loops, WHY_NO_MORE)
   tokens, width, shape = (
     spec.sequence_length,
     config.width,
@@ -137,12 +138,3 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       for loop in range(num_loops)
     ]
   }
-
-
-def check_loops(config: Config, num_loops: int) -> None:
-  """Raises UserError unless num_loops is from 1 to N."""
-  if not 1 <= num_loops <= config.num_loops:
-    raise UserError(
-      f"num_loops={num_loops} must be 1 to {config.num_loops}: every iteration"
-      " has its own alpha_t"
-    )

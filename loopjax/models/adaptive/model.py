@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax import sharding
+from loopjax import checks, sharding
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
 from loopjax.loop import memory
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
-from loopjax.models.adaptive.config import Config, check_loops
+from loopjax.models.adaptive.config import WHY_NO_MORE, Config
 from loopjax.models.adaptive.layer import SLOTS, Layer
 from loopjax.nn import linear
 from loopjax.nn import remat as remat_lib
@@ -105,9 +105,9 @@ class Model(nnx.Module):
       UserError: num_loops or exit_threshold is out of range.
     """
     config = self.config
+    num_loops = checks.num_loops(config, num_loops, WHY_NO_MORE)
     call = causal.begin(self, inputs, num_loops, kind, documents, cache, valid)
-    num_loops, kind, metadata, _ = call
-    check_loops(config, num_loops)
+    _, kind, metadata, _ = call
     is_number = isinstance(exit_threshold, int | float)
     if is_number and not 0 < exit_threshold <= 1:
       raise UserError(f"exit_threshold={exit_threshold} must be in (0, 1]")

@@ -190,10 +190,10 @@ def made_from(source: Any) -> Start:
 
 
 def check_schedule(config: Config, num_steps: int) -> None:
-  """Raises UserError if alpha does not reach 1 in so many steps."""
+  """Raises UserError if alpha does not reach 1 within the run's steps."""
   if config.interpolation_steps > num_steps:
     raise UserError(
-      f"model.interpolation_steps={config.interpolation_steps} are more than"
+      f"model.interpolation_steps={config.interpolation_steps} is more than"
       f" run.num_steps={num_steps}: evaluation uses alpha=1"
     )
 
@@ -212,11 +212,9 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
       tokens attend to in earlier ones, so that the result after k loops depends
       on the total number of loops.
   """
-  if num_loops > config.num_loops:
-    raise UserError(
-      f"{num_loops} loops are more than model.num_loops={config.num_loops};"
-      " additional loops would change the keys and values of all tokens"
-    )
+  checks.num_loops(
+    config, num_loops, "more would change the keys and values of all tokens"
+  )
   tokens, width = spec.sequence_length, config.width
   chunk = config.read_chunk(spec)
   num_own = chunk if chunk < tokens else 0  # Besides the tokens of the history.

@@ -296,7 +296,7 @@ def _backward(
   )
   d_output = (by_head(cotangent, groups) / residuals.total).astype(value.dtype)
   d_weights = product("bgtd,bgds->bgts", d_output, columns(value, groups))
-  # The derivative of the log of the sum by a logit is its attention weight.
+  # The log of the sum has the attention weights as derivatives by the logits.
   mean = by_head(mean - d_sums, groups)
   d_logits = weights * (d_weights - mean / residuals.total)
   weights, d_logits = (x.astype(value.dtype) for x in (weights, d_logits))

@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tests_support import untrained
 
 from loopjax import config as config_lib
-from loopjax import program as program_lib
 from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.models import MODELS
-from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.saved.language_model import LanguageModel
 from loopjax.types import Output, TaskSpec
 
@@ -130,14 +128,7 @@ def make_run(workdir, family="looped", **overrides):
       **{key.replace("__", "."): value for key, value in overrides.items()},
     },
   )
-  settings = config_lib.resolve(config)
-  workdir.mkdir(parents=True)
-  workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))
-  program = program_lib.make_program(settings, jax.devices()[:1])
-  checkpoints = checkpoint_lib.Checkpoints(workdir)
-  checkpoints.save(0, program.init(jax.random.key(settings.run.seed)), {})
-  checkpoints.close()
-  return workdir
+  return untrained(workdir, config)
 
 
 def request(doc_id, idx, label, context, continuation, **doc):
