@@ -3,7 +3,7 @@
   loopjax train --config=configs/lm_loopformer.py
 
 Source: arXiv 2602.11451. The trained model runs with any number of loops:
---config.eval.num_loops=2 with --mode=eval. Your own text:
+`loopjax score runs/lm_loopformer --config.eval.num_loops=2`. Your own text:
 --config.task.train_files='books/*.txt'. Presets:
 
   tiny    bytes of synthetic arithmetic or your text; two layers of width 128,

@@ -10,7 +10,7 @@ teacher (docs/hub.md):
   loopjax sweep --sweep=phases \
       --config=configs/lm_melt_tune.py:import=SmolLM2-135M,task.train_files=my.txt
 
-`model.num_loops` of a transformer is 2. Presets:
+A transformer gets two loops (`model.num_loops`). Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
           text, in chunks of 16. Not measured.

@@ -3,16 +3,14 @@
   loopjax train --config=configs/lm_tune.py
 
 With `import=`, model, tokenizer and vocabulary come from a run, zoo:NAME, a
-folder of the Hub or a GGUF file; without it, of zoo:novels. `lora` trains pairs
-of rank 16 beside the frozen matrices (docs/hub.md):
+folder of the Hub or a GGUF file; without it, from zoo:novels. `lora` trains
+pairs of rank 16 beside the frozen matrices (docs/hub.md):
 
   loopjax train \
       --config=configs/lm_tune.py:lora,import=SmolLM2-135M,task.train_files=my.txt
 
-The sweep `retrofit`, of what `loopjax hub retrofit` made, trains loops that
-grow, and the same model without loops.
-
-Presets:
+The sweep `retrofit`, for a run of `loopjax hub retrofit`, trains loops that
+grow, and the same model without loops. Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
           text. The rates fit models of up to a few hundred million parameters.

@@ -7,8 +7,8 @@ the same config: `:model.name=looped` (the vanilla loop), `transformer` (K
 untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
 
   tiny    100 + 100 entities, one layer of width 384; 20 minutes on a CPU core.
-          OOD 0.908, 0.972 and 0.940 in three new seeds; the vanilla loop 0.276,
-          0.104 and 0.184:
+          On facts that were never composed, 0.908, 0.972 and 0.940 in three new
+          seeds; the vanilla loop 0.276, 0.104 and 0.184:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. Other sizes:
           benchmarks/results/2026-11-21_cpu_2cores_multihop.md
   gpu     the paper's task, width 256. Not measured.

@@ -9,9 +9,9 @@ Source: arXiv 2604.21999, section 4.1. Presets:
           search: 0.966: docs/results.md.
   nine    9x9 boards, 34 minutes on a CPU core. Exact match 0.947 to 0.971
           without guesses, 0.601 to 0.649 over all ratings: docs/results.md.
-  extreme `zoo:sudoku_nine`, trained on Sudoku-Extreme; not run. On other public
-          hard puzzles 0.371 after 94 minutes on one core, and 0 on the hardest
-          list: docs/results.md.
+  extreme trains `zoo:sudoku_nine` further on Sudoku-Extreme; not run. On other
+          public hard puzzles 0.371 after 94 minutes on one core, and 0 on the
+          hardest list: docs/results.md.
   gpu     the paper's model in bfloat16, packaged 9x9 puzzles. On an H200, 27
           steps per second with `loop.kernels=gpu` (docs/scaling.md); not
           trained.

@@ -328,5 +328,5 @@ display(Image(filename=workdir / "thresholds.png"))
 # `loopjax/models/confident.py`, its line in `MODELS`,
 # `configs/sudoku_confident.py`, a row in `docs/papers.md`. Then every command
 # supports it: `loopjax train --config=configs/sudoku_confident.py`,
-# `--mode=eval --config.eval.execution=while`, sweeps, reports, meshes and
+# `loopjax score RUN --config.eval.execution=while`, sweeps, reports, meshes and
 # checkpoints.
