@@ -202,6 +202,25 @@ def test_it_is_trained_saved_and_read_by_commands(
     loopjax.save(found, tmp_path / "run")
 
 
+def test_a_saved_model_says_how_it_was_trained(model, tmp_path):
+  """Steps add up over `fit`, `save` and `load`; no training is 0 steps."""
+  rows = np.full((2, 16), ord("a"), np.int32)
+  batches, tx = [(rows, rows)] * 9, optax.sgd(0.1)
+  found = model.fit(pairs(), steps=2, seed=3, tx=tx, quiet=True)
+  found = found.fit(
+    batches, steps=9, seed=5, tx=tx, every=1, on_log=lambda *_: True, quiet=True
+  )
+  loopjax.save(found, tmp_path / "a")
+  loopjax.save(loopjax.load(tmp_path / "a"), tmp_path / "b")
+  loopjax.save(model, tmp_path / "c")
+  names = "steps", "run.num_steps", "run.batch_size", "run.seed"
+  default = model.about.settings.run.batch_size
+  assert [
+    tuple(row[name] for name in names) for row in loopjax.table(tmp_path)
+  ] == [(3, 3, 2, 5), (3, 3, 2, 5), (0, 0, default, 0)]
+  jax.tree.map(jnp.add, found, model)  # They can still be combined.
+
+
 def test_models_of_the_zoo_and_their_task():
   """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")

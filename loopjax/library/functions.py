@@ -45,7 +45,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
   run = trained.read(folder, checkpoint)
   folder = zoo.located(folder)
   convert.check_beginning(folder)
-  return Model(run.params, run.graphdef, About(run.settings, folder))
+  return Model(run.params, run.graphdef, About(run.settings, folder, run.step))
 
 
 def build(
@@ -131,7 +131,11 @@ def loss(
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:
-  """Writes a model as a run with zero steps, which every command can load.
+  """Writes a model as a run, which every command can load.
+
+  The run has the steps of the model's training, the batch size and the seed of
+  the last `fit`, and otherwise the model's settings: a `tx` or `loss` of yours
+  is not among them.
 
   Raises:
     UserError: the directory already contains a run, or cannot be written.
@@ -139,13 +143,13 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   workdir = local_path(str(workdir))
   zoo.refuse(workdir, "choose another directory")
   workdir_lib.check_new(workdir)
+  about = model.about
+  config = ml_collections.ConfigDict(about.settings.plain)
+  config.run.update(about.options)
+  origin = {"made_by": "loopjax.save", "steps": about.steps}
   with writing(workdir):
     convert.write_run(
-      workdir,
-      ml_collections.ConfigDict(model.about.settings.plain),
-      model.params,
-      text.hub_files(model),
-      {"made_by": "loopjax.save"},
+      workdir, config, model.params, text.hub_files(model), origin
     )
 
 

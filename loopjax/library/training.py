@@ -106,12 +106,17 @@ def fit(
       _check_finite(state.bad)
       means, kept = _means(kept), []
       params = step.scored_params(state, alpha)
-      now = dataclasses.replace(model, params=params)
+      about = dataclasses.replace(
+        model.about,
+        steps=model.about.steps + number,
+        options={"batch_size": options.batch_size, "seed": seed},
+      )
+      now = dataclasses.replace(model, params=params, about=about)
       if on_log and on_log(number, means, _copied(now)):
         break
     if number < steps:
       batch = checked.batch(settings, _next(batches, number, steps), first)
-  return dataclasses.replace(model, params=step.scored_params(state, alpha))
+  return now
 
 
 def objective(settings: config_lib.Settings) -> Loss:
