@@ -150,8 +150,8 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   workdir_lib.check_new(workdir)
   about = model.about
   _, wanted = program_lib.abstract_model(about.settings)
-  shapes = (integrity.describe(tree) for tree in (wanted, model.params))
-  integrity.compare(*shapes, "this model")
+  found = integrity.describe(model.params)
+  integrity.compare(integrity.describe(wanted), found, "this model")
   config = ml_collections.ConfigDict(about.settings.plain)
   config.run.update(about.options)
   origin = {"made_by": "loopjax.save", "steps": about.steps}
