@@ -162,6 +162,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       # A character of another encoding must not end a run, when it is printed.
       sys.stdout.reconfigure(errors="backslashreplace")  # As standard error.
     try:
+      _check_current_folder()
       status = main(*args)
       sys.stdout.flush()  # Fails here rather than at the exit.
       return status
@@ -180,6 +181,16 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       return 2
 
   return guarded
+
+
+def _check_current_folder() -> None:
+  """Raises UserError if the current folder was removed."""
+  try:
+    os.getcwd()
+  except FileNotFoundError:
+    raise UserError(
+      "the current folder was removed; change to another one"
+    ) from None
 
 
 def _unnamed() -> str:

@@ -202,6 +202,25 @@ def test_it_is_trained_saved_and_read_by_commands(
     loopjax.save(found, tmp_path / "run")
 
 
+def test_a_saved_model_says_how_it_was_trained(model, tmp_path):
+  """Steps add up over `fit`, `save` and `load`; no training is 0 steps."""
+  rows = np.full((2, 16), ord("a"), np.int32)
+  batches, tx = [(rows, rows)] * 9, optax.sgd(0.1)
+  found = model.fit(pairs(), steps=2, seed=3, tx=tx, quiet=True)
+  found = found.fit(
+    batches, steps=9, seed=5, tx=tx, every=1, on_log=lambda *_: True, quiet=True
+  )
+  loopjax.save(found, tmp_path / "a")
+  loopjax.save(loopjax.load(tmp_path / "a"), tmp_path / "b")
+  loopjax.save(model, tmp_path / "c")
+  names = "steps", "run.num_steps", "run.batch_size", "run.seed"
+  default = model.about.settings.run.batch_size
+  assert [
+    tuple(row[name] for name in names) for row in loopjax.table(tmp_path)
+  ] == [(3, 3, 2, 5), (3, 3, 2, 5), (0, 0, default, 0)]
+  jax.tree.map(jnp.add, found, model)  # They can still be combined.
+
+
 def test_models_of_the_zoo_and_their_task():
   """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")
@@ -420,7 +439,7 @@ def test_models_of_the_pages_can_be_built():
     ),
     (
       lambda m: m.fit([(np.ones((2, 0), int),) * 2], steps=1),
-      r"a batch of shape \(2, 0\) has no tokens",
+      r"inputs of shape \(2, 0\) have no tokens",
     ),
     (lambda m: loopjax.build("looped", seed="a"), "seed='a' must be an integ"),
     (
@@ -458,6 +477,28 @@ def test_models_of_the_pages_can_be_built():
       lambda m: m.fit(pairs(), steps=1, loss=lambda m, b, k: (0.0, {})),
       "loss must be a function .module, batch, key, step, teacher.",
     ),
+    (
+      lambda m: m.fit(pairs(), steps=1, on_log=lambda step, metrics: None),
+      "on_log must be a function .step, metrics, model.",
+    ),
+    (lambda m: m.fit(pairs(), steps=1, on_log="x"), "on_log must be a func"),
+    (
+      lambda m: m.fit(
+        pairs(), steps=1, loss=lambda *_: (jnp.zeros(()), {"a": "b"})
+      ),
+      "loss must return .* a dict of numbers by name, not ",
+    ),
+    (
+      lambda m: m.fit(
+        pairs(), steps=1, loss=lambda *_: (jnp.zeros(()), {1: 2})
+      ),
+      "loss must return .* a dict of numbers by name, not ",
+    ),
+    (
+      lambda m: m.fit([batch_with() | {3: np.ones(2)}], steps=1),
+      "a batch has arrays by name, not by 3",
+    ),
+    (lambda m: m.logits(np.ones((0, 4), int)), "tokens of shape .* no tokens"),
     (
       lambda m: m.fit(pairs(), steps=1, loss=lambda *_: jnp.zeros(())),
       "loss must return .loss, metrics.",
@@ -550,6 +591,25 @@ def test_models_of_the_pages_can_be_built():
       lambda m: of_zoo("sums_melt").fit(pairs(), steps=9),
       "optim.warmup_steps=50 must be less than .*=9; or give tx, an optimizer",
     ),
+    (lambda m: loopjax.build(["looped"]), "model.name=.* is not one of"),
+    (
+      lambda m: loopjax.build("looped", width=16, model__width=32),
+      "a setting is given twice: width, model__width",
+    ),
+    (
+      lambda m: loopjax.save(
+        jax.tree.map(lambda x: x.astype(jnp.bfloat16), m), "new"
+      ),
+      "this model does not fit: other shape .* .bfloat16.16. there, float32",
+    ),
+    (
+      lambda m: loopjax.save(jax.tree.map(lambda _: None, m), "new"),
+      "this model does not fit: missing ",
+    ),
+    (lambda m: loopjax.save(m, ""), "'' is not the path of a run"),
+    (lambda m: loopjax.load(None), "None is not the path of a run"),
+    (lambda m: loopjax.loss("m", *next(pairs())), "'m' is not a model of loop"),
+    (lambda m: loopjax.save("runs/a", m), "'runs/a' is not a model of loopjax"),
     (lambda m: loopjax.build("loooped"), "did you mean 'looped'"),
     (lambda m: loopjax.build("looped", widht=3), "model.width"),
     (

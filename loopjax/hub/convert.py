@@ -188,15 +188,17 @@ def write_run(
   folder: pathlib.Path | None,
   origin: dict[str, Any],
 ) -> dict[str, Any]:
-  """Writes a run with zero steps; returns its summary.
+  """Writes a run that has only parameters; returns its summary.
 
   Args:
     workdir: a directory without a run.
     config, params: of the run, which may be quantised; a tokenizer in `folder`
       becomes the run's.
     folder: has the Hub's files; None if there are none.
-    origin: the source of the parameters, for the summary.
+    origin: the source of the parameters, for the summary, and the "steps" of
+      their training if there were any.
   """
+  origin = {"steps": 0, **origin}
   with workdir_lib.locked(workdir):
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
@@ -210,12 +212,11 @@ def write_run(
     else:
       stored = params
       with checkpoint.Checkpoints(workdir) as checkpoints:
-        checkpoints.save(0, {"params": params}, origin)
+        checkpoints.save(origin["steps"], {"params": params}, origin)
     summary = {
       "status": "completed",
       "metrics": {},
       "parameters": tree_size.num_elements(params),
-      "steps": 0,
       **origin,
       "digest": integrity.digest(integrity.record(stored)),
       **provenance.environment(),

@@ -67,7 +67,9 @@ def ids(settings: config_lib.Settings, name: str, value: Any) -> Array:
       f"{name}: {settings.model_name!r} expects rows of {spec.sequence_length}"
       f" tokens, not {array.shape[1]}"
     )
-  if array.size and not isinstance(array, jax.core.Tracer):
+  if not array.size:
+    raise UserError(f"{name} of shape {array.shape} have no tokens")
+  if not isinstance(array, jax.core.Tracer):
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= spec.vocab_size:
       hint = ""
@@ -118,10 +120,10 @@ def batch(
       raise UserError(f"a batch needs {name!r}, token ids [B, T]")
     arrays[name] = ids(settings, name, data[name])
   for name in data.keys() - arrays.keys():
+    if not isinstance(name, str):
+      raise UserError(f"a batch has arrays by name, not by {name!r}")
     arrays[name] = jnp.asarray(array(name, data[name]))
   shape = arrays["targets"].shape
-  if 0 in shape:
-    raise UserError(f"a batch of shape {shape} has no tokens")
   arrays.setdefault("weights", jnp.ones(shape))
   arrays["weights"] = arrays["weights"].astype(jnp.float32)
   for name in ("inputs", "weights"):

@@ -1,5 +1,6 @@
 """Models and data: load, build, save, datasets; and the loss of a batch."""
 
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from loopjax.library.model import About, Model
 from loopjax.program import fresh
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
+from loopjax.run.checkpoints import integrity
 from loopjax.saved import trained
 from loopjax.types import Array, Metrics
 
@@ -35,7 +37,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
   Raises:
     UserError: there is no such model, or it cannot be read.
   """
-  folder = local_path(str(where))
+  folder = _path(where)
   if convert.is_folder(folder):
     if checkpoint is not None:
       raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
@@ -45,7 +47,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
   run = trained.read(folder, checkpoint)
   folder = zoo.located(folder)
   convert.check_beginning(folder)
-  return Model(run.params, run.graphdef, About(run.settings, folder))
+  return Model(run.params, run.graphdef, About(run.settings, folder, run.step))
 
 
 def build(
@@ -106,6 +108,7 @@ def loss(
     UserError: the family carries state from step to step, which `fit` trains;
       arrays are given with a batch that has its own; or as in `Model.fit`.
   """
+  _check_model(model)
   settings = model.about.settings
   if settings.family.init_carried:
     raise UserError(
@@ -131,21 +134,30 @@ def loss(
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:
-  """Writes a model as a run with zero steps, which every command can load.
+  """Writes a model as a run, which every command can load.
+
+  The run has the steps of the model's training, the batch size and the seed of
+  the last `fit`, and otherwise the model's settings: a `tx` or `loss` of yours
+  is not among them.
 
   Raises:
-    UserError: the directory already contains a run, or cannot be written.
+    UserError: the directory already contains a run, or cannot be written; or
+      parameters have other shapes or dtypes than `build` gives them.
   """
-  workdir = local_path(str(workdir))
+  _check_model(model)
+  workdir = _path(workdir)
   zoo.refuse(workdir, "choose another directory")
   workdir_lib.check_new(workdir)
+  about = model.about
+  _, wanted = program_lib.abstract_model(about.settings)
+  found = integrity.describe(model.params)
+  integrity.compare(integrity.describe(wanted), found, "this model")
+  config = ml_collections.ConfigDict(about.settings.plain)
+  config.run.update(about.options)
+  origin = {"made_by": "loopjax.save", "steps": about.steps}
   with writing(workdir):
     convert.write_run(
-      workdir,
-      ml_collections.ConfigDict(model.about.settings.plain),
-      model.params,
-      text.hub_files(model),
-      {"made_by": "loopjax.save"},
+      workdir, config, model.params, text.hub_files(model), origin
     )
 
 
@@ -192,6 +204,19 @@ def datasets(
   return splits
 
 
+def _path(where: object) -> pathlib.Path:
+  """The path of a run or folder; raises UserError if it is none."""
+  if not isinstance(where, str | os.PathLike) or not os.fspath(where):
+    raise UserError(f"{where!r:.80} is not the path of a run")
+  return local_path(where)
+
+
+def _check_model(model: object) -> None:
+  """Raises UserError for anything else."""
+  if not isinstance(model, Model):
+    raise UserError(f"{model!r:.80} is not a model of loopjax")
+
+
 def _config(
   model: str, task: str, settings: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
@@ -201,6 +226,8 @@ def _config(
     name.replace("__", ".") if "__" in name else f"model.{name}": value
     for name, value in settings.items()
   }
+  if len(named) < len(settings):
+    raise UserError(f"a setting is given twice: {', '.join(settings)}")
   named = {name: checked.setting(name, value) for name, value in named.items()}
   config_lib.override(config, {"optim.warmup_steps": 0, "eval.depth_factor": 0})
   config_lib.set_by_user(config, named)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,10 +28,15 @@ class About:
   Attributes:
     settings: the checked config, with sections model, task, optim, ...
     folder: where the model was loaded from; None if it was built.
+    steps: of its training by `fit` or a run. What `jax.jit` returns has those
+      of the model with which the function was compiled.
+    options: batch_size and seed of the last call of `fit`; empty without.
   """
 
   settings: config_lib.Settings
   folder: pathlib.Path | None = None
+  steps: int = 0
+  options: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def _key(self) -> str:

@@ -27,6 +27,7 @@ from loopjax.types import Array, Carried, Metrics
 # (module, batch, key, step, None) -> (loss, metrics), see `protocols.Loss`.
 Loss = Callable[..., tuple[Array, Metrics]]
 _Model = TypeVar("_Model", bound=Any)  # `library.model.Model`.
+_NUMBER = (jax.Array, np.ndarray, np.generic, int, float)  # A metric's types.
 _SECONDS = 10  # Between lines of progress.
 
 
@@ -81,7 +82,9 @@ def fit(
       f"tx={tx!r} is not an Optax optimizer, such as optax.adam(1e-3)"
     )
   if loss is not None:
-    _check_signature(loss)
+    _check_signature("loss", loss, "module, batch, key, step, teacher")
+  if on_log is not None:
+    _check_signature("on_log", on_log, "step, metrics, model")
   batches = _batches(data)
   first = checked.batch(settings, _next(batches, 0, steps))
   options = dataclasses.replace(settings.run, batch_size=len(first["inputs"]))
@@ -106,12 +109,17 @@ def fit(
       _check_finite(state.bad)
       means, kept = _means(kept), []
       params = step.scored_params(state, alpha)
-      now = dataclasses.replace(model, params=params)
+      about = dataclasses.replace(
+        model.about,
+        steps=model.about.steps + number,
+        options={"batch_size": options.batch_size, "seed": seed},
+      )
+      now = dataclasses.replace(model, params=params, about=about)
       if on_log and on_log(number, means, _copied(now)):
         break
     if number < steps:
       batch = checked.batch(settings, _next(batches, number, steps), first)
-  return dataclasses.replace(model, params=step.scored_params(state, alpha))
+  return now
 
 
 def objective(settings: config_lib.Settings) -> Loss:
@@ -172,14 +180,13 @@ def _jitted(
   return init, jax.jit(run, donate_argnums=0)
 
 
-def _check_signature(loss: Any) -> None:
-  """Raises UserError unless an objective takes the arguments of one."""
+def _check_signature(name: str, function: Any, arguments: str) -> None:
+  """Raises UserError unless a function of the user takes these arguments."""
   try:
-    inspect.signature(loss).bind(*range(5))
+    inspect.signature(function).bind(*arguments.split(", "))
   except TypeError as error:
     raise UserError(
-      "loss must be a function (module, batch, key, step, teacher) -> (loss,"
-      f" metrics): {error}"
+      f"{name} must be a function ({arguments}): {error}"
     ) from error
   except ValueError:
     pass  # Python cannot tell.
@@ -192,8 +199,8 @@ def _checked(loss: Loss, carries: bool) -> Loss:
     result = loss(*arguments)
     if not _is_result(result):
       raise UserError(
-        "loss must return (loss, metrics), a floating-point scalar and a dict,"
-        f" not {result!r:.80}"
+        "loss must return (loss, metrics), a floating-point scalar and a dict"
+        f" of numbers by name, not {result!r:.80}"
       )
     value, metrics = result
     if carries and "carried" not in metrics:
@@ -215,6 +222,8 @@ def _is_result(result: Any) -> bool:
     and result[0].ndim == 0
     and jnp.issubdtype(result[0].dtype, jnp.floating)
     and isinstance(result[1], Mapping)
+    and all(isinstance(name, str) for name in result[1])
+    and all(isinstance(x, _NUMBER) for x in jax.tree.leaves(result[1]))
   )
 
 

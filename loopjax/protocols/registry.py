@@ -108,6 +108,8 @@ class Registry(MutableMapping[str, _Entry], Generic[_Entry]):
     self._entries.pop(name, None)
 
   def __contains__(self, name: object) -> bool:
+    if not isinstance(name, str):
+      return False
     if name not in self._modules and not self._has_installed:
       self._has_installed = True
       for entry in importlib.metadata.entry_points(group=self._group):

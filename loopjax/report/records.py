@@ -137,6 +137,8 @@ def say_incomplete(runs: Iterable[runs_lib.Run]) -> bool:
 def settings_of(run: runs_lib.Run) -> dict[str, Any]:
   """A run's settings by "section.key", or those that its sweep plans."""
   flat = sections.flatten(run.config) or run.settings
+  if "made_by" in run.summary:  # A model of a program, which had no such plan.
+    flat = {**flat, "run.num_steps": run.summary["steps"]}
   return {
     key: tuple(value) if isinstance(value, list) else value
     for key, value in flat.items()

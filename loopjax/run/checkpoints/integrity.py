@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,14 +104,14 @@ def _mix(x: Array) -> Array:
 def compare(
   wanted: Mapping[str, Sequence[Any]],
   there: Mapping[str, Sequence[Any]],
-  where: pathlib.Path,
+  where: object,
 ) -> None:
   """Checks that the stored arrays are the expected ones.
 
   Args:
     wanted: the expected arrays, from `describe`.
     there: the stored arrays; entries after shape and dtype are ignored.
-    where: the path that the message names.
+    where: what the message names.
 
   Raises:
     UserError: lists arrays that are missing, extra, or of another shape or
