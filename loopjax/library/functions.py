@@ -137,7 +137,7 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   """Writes a model as a run, which every command can load.
 
   The run has the steps of the model's training, the batch size and the seed of
-  the last `fit`, and otherwise the model's settings: a `tx` or `loss` of yours
+  the last `fit`, and otherwise the model's settings: your own `tx` or `loss`
   is not among them.
 
   Raises:
