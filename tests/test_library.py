@@ -202,6 +202,17 @@ def test_it_is_trained_saved_and_read_by_commands(
     loopjax.save(found, tmp_path / "run")
 
 
+def test_a_saved_batch_is_not_split(tmp_path):
+  """`fit` does not: a command could not split its four rows into eight."""
+  model = loopjax.build(
+    "looped", width=16, num_heads=2, num_layers=1, num_loops=1,
+    task__sequence_length=16, run__num_microbatches=8,
+  )  # fmt: skip
+  loopjax.save(model.fit(pairs(), steps=1, quiet=True), tmp_path / "a")
+  run = loopjax.load(tmp_path / "a").about.settings.run
+  assert run.batch_size % run.num_microbatches == 0
+
+
 def test_a_saved_model_says_how_it_was_trained(model, tmp_path):
   """Steps add up over `fit`, `save` and `load`; no training is 0 steps."""
   rows = np.full((2, 16), ord("a"), np.int32)

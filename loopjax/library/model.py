@@ -30,7 +30,7 @@ class About:
     folder: where the model was loaded from; None if it was built.
     steps: of its training by `fit` or a run. What `jax.jit` returns has those
       of the model with which the function was compiled.
-    options: batch_size and seed of the last call of `fit`; empty without.
+    options: settings of section run in the last call of `fit`, or empty.
   """
 
   settings: config_lib.Settings

@@ -112,7 +112,11 @@ def fit(
       about = dataclasses.replace(
         model.about,
         steps=model.about.steps + number,
-        options={"batch_size": options.batch_size, "seed": seed},
+        options={
+          "batch_size": options.batch_size,
+          "num_microbatches": 1,
+          "seed": seed,
+        },
       )
       now = dataclasses.replace(model, params=params, about=about)
       if on_log and on_log(number, means, _copied(now)):
