@@ -87,8 +87,9 @@ def fit(
     _check_signature("on_log", on_log, "step, metrics, model")
   batches = _batches(data)
   first = checked.batch(settings, _next(batches, 0, steps))
-  options = dataclasses.replace(settings.run, batch_size=len(first["inputs"]))
-  carried = fresh.init_carried(settings._replace(run=options))
+  options = {"batch_size": len(first["inputs"]), "num_microbatches": 1}
+  how = dataclasses.replace(settings.run, **options)
+  carried = fresh.init_carried(settings._replace(run=how))
   init, run = _functions(
     model.graphdef,
     loss or objective(settings),
@@ -112,11 +113,7 @@ def fit(
       about = dataclasses.replace(
         model.about,
         steps=model.about.steps + number,
-        options={
-          "batch_size": options.batch_size,
-          "num_microbatches": 1,
-          "seed": seed,
-        },
+        options={**options, "seed": seed},
       )
       now = dataclasses.replace(model, params=params, about=about)
       if on_log and on_log(number, means, _copied(now)):
