@@ -657,6 +657,12 @@ def test_models_of_the_pages_can_be_built():
       "a batch is .inputs, ",
     ),
     (
+      lambda m: loopjax.build(
+        "looped", width=8, num_heads=2, precision="bfloat16_params"
+      ).fit(pairs(), steps=1),
+      "'bfloat16_params' is for inference only",
+    ),
+    (
       lambda m: m.fit([{"inputs": np.ones((2, 3))}], steps=1),
       "inputs of shape .* dtype float64 are invalid: expected",
     ),

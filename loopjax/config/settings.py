@@ -197,3 +197,11 @@ class Settings(NamedTuple):
     costs = self.family.costs(self.model, self.spec, self.model.num_loops)
     examples = self.run.num_steps * self.run.batch_size
     return examples * profiling.training_flops(costs)
+
+  def check_trains(self) -> None:
+    """Raises UserError if the parameters can only be read, not trained."""
+    if self.plain["model"].get("precision") == "bfloat16_params":
+      raise UserError(
+        "model.precision='bfloat16_params' is for inference only: rounding"
+        " would lose updates of bfloat16 parameters"
+      )

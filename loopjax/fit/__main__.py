@@ -111,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = topology.machine(where, options.memory_gib)
   if options.generate:
     return _generation(settings, machine, options)
+  settings.check_trains()
   mesh = sharding.make_mesh(settings.mesh, machine.devices)
   settings = program_lib.with_remat(
     settings, mesh, machine.memory, teacher_lib.read(settings)

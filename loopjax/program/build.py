@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,8 +97,8 @@ def make_program(
       device.
 
   Raises:
-    UserError: the mesh does not fit the batches or the parameters, or
-      loop.kernels do not support the devices or the model.
+    UserError: the mesh does not fit the batches, the parameters or the loss,
+      or loop.kernels do not support the devices or the model.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   _check_mesh(settings, mesh)
@@ -166,7 +167,8 @@ def make_program(
     abstract_teacher=with_shardings(teacher_params, teacher_shardings),
     teacher=teacher,
   )
-  if settings.loop.kernels != "xla":
+  # Some kernels do not support the model, and some losses compare rows.
+  if settings.loop.kernels != "xla" or _rows_at_once(settings, mesh) == 1:
     _check_step(program)  # Fails before anything is written.
   return program
 
@@ -265,8 +267,17 @@ def abstract_batches(
   }
 
 
+def _rows_at_once(settings: config_lib.Settings, mesh: Mesh) -> int:
+  """Rows of a microbatch on each device."""
+  ways = math.prod(mesh.shape[axis] for axis in sharding.BATCH_AXES)
+  return settings.run.batch_size // (ways * settings.run.num_microbatches)
+
+
 def _check_step(program: Program) -> None:
-  """Raises UserError if a kernel does not support the model, by tracing."""
+  """Raises UserError if the train step does not support these settings.
+
+  By tracing it.
+  """
   kernels = program.settings.loop.kernels
   batches = abstract_batches(program.settings, program.mesh)
   try:
@@ -277,7 +288,8 @@ def _check_step(program: Program) -> None:
       program.abstract_teacher,
     )
   except UserError as error:
-    raise UserError(f"loop.kernels={kernels!r}: {error}") from error
+    where = "" if kernels == "xla" else f"loop.kernels={kernels!r}: "
+    raise UserError(f"{where}{error}") from error
 
 
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -228,11 +228,7 @@ def _admit(
       raise UserError(
         f"eval.{name} has no effect in training; loopjax score reads it"
       )
-  if settings.plain["model"].get("precision") == "bfloat16_params":
-    raise UserError(
-      "model.precision='bfloat16_params' is for inference only: rounding would"
-      " lose updates of bfloat16 parameters"
-    )
+  settings.check_trains()
   if settings.optim.lora_rank and not settings.run.init_from:
     raise UserError(
       f"optim.lora_rank={settings.optim.lora_rank} needs run.init_from, the"

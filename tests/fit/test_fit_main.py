@@ -97,3 +97,9 @@ def test_the_suggestion_fits_and_is_ranked(too_small, tmp_path):
     assert total == pytest.approx(record["total"][key])
   # The model's operations, and recomputation.
   assert sum(record["total"]["flops"].values()) > record["model_flops"]
+
+
+def test_parameters_that_are_only_read_have_no_train_step():
+  done = run(SMOKE, "--config.model.precision=bfloat16_params", *STEP[-2:])
+  assert done.returncode == 2
+  assert "'bfloat16_params' is for inference only" in done.stderr

@@ -312,9 +312,9 @@ def test_loops_grow_during_training():
   ]
   assert found == [1, 1, 2, 2, 3, 3]
   assert loss_and_gradients(config, step=4)[1]["depth"] == 1
-  recurrent.check_schedule(config, 9)
-  with pytest.raises(UserError, match="ends after run.num_steps=8"):
-    recurrent.check_schedule(config, 8)
+  recurrent.check_schedule(config, 10)
+  with pytest.raises(UserError, match="must end before run.num_steps=9"):
+    recurrent.check_schedule(config, 9)
 
 
 def test_a_damped_loop_and_a_gated_one_are_the_core_at_first():

@@ -412,6 +412,14 @@ def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+def test_nothing_is_written_when_a_loss_needs_more_rows(tmp_path):
+  arg = "smoke,model.depth=learned,model.depth_per=row"
+  config = load_config("lm_recurrent", f"{arg},run.num_microbatches=2")
+  with pytest.raises(UserError, match="^model.depth='learned' compares rows"):
+    train.run(config, tmp_path / "run", "train")
+  assert not (tmp_path / "run").exists()
+
+
 def test_parameters_that_are_only_read_are_not_trained(tmp_path):
   """In bfloat16 most updates would be lost to rounding."""
   config = load_config("lm_looped", "smoke,model.precision=bfloat16_params")

@@ -83,8 +83,9 @@ def training_depth(
 
 def check_schedule(config: Config, num_steps: int) -> None:
   """See `Family.check_schedule`."""
-  if config.growth_steps and config.growth_steps[-1] > num_steps:
+  if config.growth_steps and config.growth_steps[-1] >= num_steps:
     raise UserError(
-      f"model.growth_steps={config.growth_steps!r} ends after"
-      f" run.num_steps={num_steps}"
+      f"model.growth_steps={config.growth_steps!r} must end before"
+      f" run.num_steps={num_steps}: no step would run"
+      f" model.num_loops={config.num_loops}"
     )
