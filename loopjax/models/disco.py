@@ -217,8 +217,7 @@ def read(
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are not counted.
+  The selection of the k most likely tokens is not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
@@ -230,11 +229,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   mixing = head + 2 * tokens * (averaged * width + gate)
   if config.decode_gradient == "straight_through":
     mixing += head + 2 * tokens * width
-  return {
-    "flops_per_example": [
-      head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
-    ]
-  }
+  by_loop = block.flops_by_loop(head, per_loop, num_loops, between=mixing)
+  return {"flops_per_example": by_loop}
 
 
 FAMILY = Family(

@@ -199,8 +199,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
   Also FLOPs of a training step, if training computes a loss after every loop.
-
-  A multiply-add counts as two; point-wise operations are not counted.
   """
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, spec.sequence_length)
@@ -210,9 +208,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   forward = num_loops * (per_loop + head)
   passes = {"joint": 3, "alone": 1}.get(config.exit_gate)
   return {
-    "flops_per_example": [
-      head + per_loop * (loop + 1) for loop in range(num_loops)
-    ],
+    "flops_per_example": block.flops_by_loop(head, per_loop, num_loops),
     **({"training_flops_per_example": passes * forward} if passes else {}),
   }
 

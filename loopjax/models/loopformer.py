@@ -331,8 +331,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Also FLOPs of a training step with a short trajectory, which has K/2 loops on
   average.
 
-  A multiply-add counts as two; point-wise operations are not counted. The
-  conditions are computed once per batch, and are counted for every example.
+  The conditions are computed once per batch, and are counted for every example.
   """
   width, layers = config.width, config.num_layers
   head = 2 * spec.sequence_length * width * spec.vocab_size
@@ -340,7 +339,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   modulation = 2 * width * 4 * width
   block = block_lib.flops(config.block_shape(), spec.sequence_length)
   per_loop = embeddings + layers * (modulation + block)
-  by_loop = [head + per_loop * (loop + 1) for loop in range(num_loops)]
+  by_loop = block_lib.flops_by_loop(head, per_loop, num_loops)
   short = head + per_loop * num_loops // 2
   training = {"training_flops_per_example": 3 * (by_loop[-1] + short)}
   return {

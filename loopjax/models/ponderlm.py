@@ -216,8 +216,7 @@ def read(
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are not counted.
+  The selection of the k most likely tokens is not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
@@ -225,11 +224,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   head = 2 * tokens * width * spec.vocab_size
   # Phi: logits, and the mean of V or k embeddings.
   mixing = head + 2 * tokens * width * (config.top_k or spec.vocab_size)
-  return {
-    "flops_per_example": [
-      head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
-    ]
-  }
+  by_loop = block.flops_by_loop(head, per_loop, num_loops, between=mixing)
+  return {"flops_per_example": by_loop}
 
 
 FAMILY = Family(

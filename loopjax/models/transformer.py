@@ -142,8 +142,6 @@ def _norms(config: Config, rngs: nnx.Rngs) -> nnx.RMSNorm:
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of copies.
 
-  A multiply-add counts as two; point-wise operations are not counted.
-
   Raises:
     UserError: num_loops is less than 1 or more than K.
   """
@@ -151,11 +149,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   shape = config.block_shape()
   per_copy = config.num_layers * block.flops(shape, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
-  return {
-    "flops_per_example": [
-      head + per_copy * (copy + 1) for copy in range(num_loops)
-    ]
-  }
+  return {"flops_per_example": block.flops_by_loop(head, per_copy, num_loops)}
 
 
 FAMILY = Family(

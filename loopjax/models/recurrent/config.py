@@ -197,8 +197,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Also FLOPs of a training step: three forward passes for parts with a gradient,
   one for parts without; the mean over depths.
 
-  A multiply-add counts as two; point-wise operations, and the sums of
-  `loop.relaxed`, once for all tokens, are not counted.
+  The sums of `loop.relaxed`, once for all tokens, are not counted.
 
   Raises:
     UserError: see `Config.check_loops`.
@@ -215,7 +214,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   last = config.num_with_gradient
   with_gradient = depth_lib.expected(pmf, last) if last else all_loops
   return {
-    "flops_per_example": [once + loop * (k + 1) for k in range(num_loops)],
+    "flops_per_example": block.flops_by_loop(once, loop, num_loops),
     "training_flops_per_example": round(
       3 * once + loop * (all_loops + 2 * with_gradient)
     ),
