@@ -72,12 +72,14 @@ def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
 def layers(
   config: Any, num_layers: int, options: LoopOptions, rngs: nnx.Rngs
 ) -> block.Block:
-  """Stacked blocks, see `stack.make_layers`."""
-  return stack.make_layers(
-    config.block_shape(),
+  """Stacked blocks, see `stack.stacked`."""
+  return stack.stacked(
     num_layers,
+    rngs,
+    block.Block,
+    config.block_shape(),
     kernels=KERNELS[options.kernels],
-    **_shared(config, rngs),
+    precision=PRECISIONS[config.precision],
   )
 
 

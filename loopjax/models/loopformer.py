@@ -200,14 +200,15 @@ class Model(nnx.Module):
     shared: dict[str, Any] = {"precision": precision, "init": shape.init}
     self.time_embedding = Embedding(config.width, **shared, rngs=rngs)
     self.size_embedding = Embedding(config.width, **shared, rngs=rngs)
-
-    def make_layer(key: Array) -> Block:
-      kernels = KERNELS[options.kernels]
-      rngs = nnx.Rngs(params=key)
-      return Block(shape, config.norm_epsilon, kernels, precision, rngs)
-
-    keys = jax.random.split(rngs.params(), config.num_layers)
-    self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].
+    self.layers = stack.stacked(
+      config.num_layers,
+      rngs,
+      Block,
+      shape,
+      config.norm_epsilon,
+      KERNELS[options.kernels],
+      precision,
+    )
     self.final_norm = causal.final_norm(config, rngs)
 
   def __call__(

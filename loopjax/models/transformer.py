@@ -15,7 +15,7 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.models import causal, every_loop, reading
-from loopjax.nn import block, norm
+from loopjax.nn import block, norm, stack
 from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import Family, Reading
 from loopjax.types import Array, LoopOptions, Output, TaskSpec
@@ -65,7 +65,9 @@ class Model(nnx.Module):
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, num_layers, options, rngs)
     if config.loop_norm == "per_loop":
-      self.final_norm = _norms(config, rngs)
+      self.final_norm = stack.stacked(
+        config.num_loops, rngs, causal.final_norm, config
+      )
     else:
       self.final_norm = causal.final_norm(config, rngs)
 
@@ -130,13 +132,6 @@ class Model(nnx.Module):
       unroll=call.kind == "unroll",
     )
     return causal.output(self, call, carry, records, num_copies)
-
-
-def _norms(config: Config, rngs: nnx.Rngs) -> nnx.RMSNorm:
-  """K stacked norms: one whose gain is [K, D], which must not be called."""
-  return jax.vmap(lambda key: causal.final_norm(config, nnx.Rngs(params=key)))(
-    jax.random.split(rngs.params(), config.num_loops)
-  )
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.kernels.gated_kv import Weights
-from loopjax.models.melt.config import LEARNED, Config
+from loopjax.models.melt.config import Config
 from loopjax.nn import block, linear
 from loopjax.types import PRECISIONS, Array
 
@@ -26,15 +26,6 @@ class Gate(nnx.Module):
     self.latent = linear.linear(config.width, features, **shared)
     bias = jnp.full(features, config.gate_bias, shared["precision"].params)
     self.bias = nnx.Param(bias)
-
-
-def make_gates(config: Config, rngs: nnx.Rngs) -> Gate | None:
-  """The gates of all layers, stacked; None if the gate is fixed."""
-  if config.gate not in LEARNED:
-    return None
-  return jax.vmap(lambda key: Gate(config, rngs=nnx.Rngs(params=key)))(
-    jax.random.split(rngs.params(), config.num_layers)
-  )
 
 
 class Layer(NamedTuple):
