@@ -199,16 +199,12 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": all labels are right (the paper's accuracy); "label_accuracy":
   fraction of correct labels; "loss": mean cross-entropy of the labels in nats.
   """
-  losses, predicted = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
-  num_labels = jnp.sum(weights, axis=1)
-  correct = (predicted == targets).astype(jnp.float32)
-  num_right = jnp.sum(correct * weights, axis=1)
+  losses, right, weights = token_losses.graded(output, batch)
+  is_right = jnp.all((right == 1) | (weights == 0), axis=1)
   return {
-    "exact_match": (num_right == num_labels).astype(jnp.float32),
-    "label_accuracy": num_right / num_labels,
-    "loss": jnp.sum(losses * weights, axis=1) / num_labels,
+    "exact_match": is_right.astype(jnp.float32),
+    "label_accuracy": token_losses.row_means(right, weights),
+    "loss": token_losses.row_means(losses, weights),
   }
 
 

@@ -433,18 +433,16 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   3); "answer_accuracy": fraction of answers whose tokens are all correct;
   "exact_match": all answers of the example are correct.
   """
-  losses, predicted = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
-  wrong = jnp.where(predicted != targets, weights, 0.0)
+  losses, right, weights = token_losses.graded(output, batch)
+  wrong = weights * (1 - right)
   errors = jnp.cumsum(wrong, axis=1)
   # The tokens of an answer are adjacent, and no two answers are.
   starts = jnp.diff(weights, axis=1, prepend=0) == 1
   ends = jnp.diff(weights, axis=1, append=0) == -1
   before = jax.lax.cummax(jnp.where(starts, errors - wrong, 0.0), axis=1)
-  right = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
+  answers = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
   return {
-    "loss": jnp.sum(losses * weights, axis=1) / jnp.sum(weights, axis=1),
-    "answer_accuracy": right / jnp.sum(ends, axis=1, dtype=jnp.float32),
+    "loss": token_losses.row_means(losses, weights),
+    "answer_accuracy": answers / jnp.sum(ends, axis=1, dtype=jnp.float32),
     "exact_match": (errors[:, -1] == 0).astype(jnp.float32),
   }

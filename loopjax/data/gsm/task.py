@@ -574,11 +574,9 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": all digits and END are correct (the paper's accuracy); "loss":
   their mean cross-entropy in nats.
   """
-  losses, predicted = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
-  wrong = jnp.where(predicted != targets, weights, 0.0)
+  losses, right, weights = token_losses.graded(output, batch)
+  is_right = jnp.all((right == 1) | (weights == 0), axis=1)
   return {
-    "exact_match": (jnp.sum(wrong, axis=1) == 0).astype(jnp.float32),
-    "loss": jnp.sum(losses * weights, axis=1) / jnp.sum(weights, axis=1),
+    "exact_match": is_right.astype(jnp.float32),
+    "loss": token_losses.row_means(losses, weights),
   }
