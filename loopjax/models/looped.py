@@ -20,10 +20,9 @@ from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models import by_depth, causal, every_loop, exiting, reading
 from loopjax.nn import block, norm, rope
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
-from loopjax.protocols import AnyTeacher, Exits, Family, Reading
+from loopjax.protocols import AnyTeacher, Exits, Family
 from loopjax.types import Array, Batch, LoopOptions, Metrics, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
@@ -221,18 +220,14 @@ FAMILY = Family(
   traces=TRACES,
   untrained=exiting.untrained,
   reads_out_every_loop=every_loop.reads_out_every_loop,
-  reading=Reading(
-    caches=cache_lib.KINDS,
-    empty_cache=reading.empty_cache,
+  reading=dataclasses.replace(
+    reading.READING,
     read=exiting.read,
-    has_span=True,
-    has_places=True,
     exits=Exits(
       rule=exiting.exit_rule,
       check=exiting.check_exits,
       check_resumes=exiting.check_resumes,
       by_depth=by_depth.BY_DEPTH,
     ),
-    unstacked=reading.unstacked,
   ),
 )

@@ -22,11 +22,10 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import causal, every_loop, reading
 from loopjax.nn import attention, linear, norm, stack
 from loopjax.nn import block as block_lib
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example, dropout, fold_in
 from loopjax.nn.shape import Shape
-from loopjax.protocols import AnyTeacher, Family, Reading
+from loopjax.protocols import AnyTeacher, Family
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -355,12 +354,5 @@ FAMILY = Family(
   loss=loss,
   costs=costs,
   traces=TRACES,
-  reading=Reading(
-    caches=cache_lib.KINDS,
-    empty_cache=reading.empty_cache,
-    read=reading.read,
-    has_span=True,
-    has_places=True,
-    unstacked=reading.unstacked,
-  ),
+  reading=reading.READING,
 )

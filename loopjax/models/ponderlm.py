@@ -16,10 +16,9 @@ from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, linear, norm
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import dropout, fold_in
-from loopjax.protocols import Exits, Family, Reading
+from loopjax.protocols import Exits, Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "mixed", "prediction", "confidence")
@@ -145,7 +144,7 @@ class Model(nnx.Module):
       step,
       (initial, cache),
       call.num_loops - 1,
-      kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
+      kind=call.kind,
     )
     # The last pass is read out; its state is not decoded to an embedding.
     hidden, cache = self.transform(call, carry, call.num_loops - 1)
@@ -235,13 +234,9 @@ FAMILY = Family(
   costs=costs,
   traces=TRACES,
   reads_out_every_loop=every_loop.reads_out_every_loop,
-  reading=Reading(
-    caches=cache_lib.KINDS,
-    empty_cache=reading.empty_cache,
+  reading=dataclasses.replace(
+    reading.READING,
     read=read,
-    has_span=True,
-    has_places=True,
     exits=Exits(check=exiting.check_ungated, check_resumes=check_resumes),
-    unstacked=reading.unstacked,
   ),
 )
