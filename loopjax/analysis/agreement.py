@@ -50,7 +50,7 @@ def measure(
   texts = evaluated.halves(
     evaluated.sample(dataset, _NUM_PROMPTS),
     length // 2,
-    settings.spec.vocab_size - settings.spec.num_padding_tokens,
+    settings.spec.num_tokens,
   )
   prompts = [text.prompt for text in texts]
   own, other = (

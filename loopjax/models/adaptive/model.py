@@ -113,7 +113,7 @@ class Model(nnx.Module):
     options = dataclasses.replace(self.options, execution=kind)
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
-    real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens
+    real = inputs < self.spec.num_tokens
     if documents is not None:  # The end of a document may pad rows, too.
       real &= documents > 0
     token_weights = real.astype(jnp.float32)

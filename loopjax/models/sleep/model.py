@@ -314,8 +314,8 @@ class Model(nnx.Module):
 
   def embed(self, inputs: Array) -> Tokens:
     """Embeds token ids [B, S] and masks padding ids."""
-    first_padding = self.spec.vocab_size - self.spec.num_padding_tokens
-    mask = inputs < first_padding if self.spec.num_padding_tokens else None
+    spec = self.spec
+    mask = inputs < spec.num_tokens if spec.num_padding_tokens else None
     return Tokens(self.token_embedding(inputs), mask)
 
   def _window(self, tokens: Tokens, past_mask: Array) -> windows.Window:
