@@ -20,7 +20,6 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import pipeline
-from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
@@ -120,12 +119,10 @@ class Config:
       num_states=1,
       state_width=3,  # A cell and two neighbours.
       num_steps=0,
-      rule=0,
       num_eval_examples=1,
       eval_seed=0,
     )
-    if self.rule > 255:
-      raise UserError(f"task.rule={self.rule} must be at most 255")
+    checks.within("task", self, rule="[0, 255]")
 
   @property
   def sequence_length(self) -> int:
