@@ -172,22 +172,14 @@ def make_dataset(
   base = seed if split == "train" else config.eval_seed
   stream = pipeline.stream_seed(_STREAMS[split], base)
   ones = density(config.state_width, config.num_steps, config.rule)
-  facts: dict[str, int | float | str] = {
-    "constant_floor": max(ones, 1 - ones) ** config.num_states
-  }
-  if split == "train":
-    batches = pipeline.stream(
-      lambda positions: _examples(config, stream, positions), batch_size, rows
-    )
-    return Dataset(batches, facts=facts)
-  batches = pipeline.evaluation_batches(
-    lambda examples, _: _examples(config, stream, examples),
+  return pipeline.generated(
+    lambda indices: _examples(config, stream, indices),
+    split,
     config.num_eval_examples,
     batch_size,
     rows,
+    facts={"constant_floor": max(ones, 1 - ones) ** config.num_states},
   )
-  facts[f"{split}_examples"] = config.num_eval_examples
-  return Dataset(batches, facts=facts)
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:
