@@ -95,6 +95,13 @@ def writing(place: object) -> Iterator[None]:
     raise UserError(message) from error
 
 
+def unreadable(path: str, error: OSError) -> UserError:
+  """The error for a file that cannot be read."""
+  return UserError(
+    f"{path}: cannot be read ({error.strerror or one_line(error)})"
+  )
+
+
 @contextlib.contextmanager
 def needing(
   package: str, extra: str, what: str, instead: str = ""

@@ -95,6 +95,11 @@ class TaskSpec:
       indices = tuple((i,) for i in range(self.sequence_length))
       object.__setattr__(self, "coordinates", indices)
 
+  @property
+  def num_tokens(self) -> int:
+    """Number of real tokens, whose ids come first."""
+    return self.vocab_size - self.num_padding_tokens
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions:

@@ -205,10 +205,7 @@ def exits(
   """
   num = min(_NUM_EXIT_EXAMPLES, evaluated_lib.max_examples(evaluated.spec))
   batch = {name: value[:num] for name, value in evaluated.batch.items()}
-  real = (
-    batch["inputs"]
-    < evaluated.spec.vocab_size - evaluated.spec.num_padding_tokens
-  )
+  real = batch["inputs"] < evaluated.spec.num_tokens
   if "documents" in batch:  # The end token may also be the padding.
     real &= batch["documents"] > 0
   rows: list[dict[str, Any]] = []

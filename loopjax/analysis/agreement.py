@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -25,10 +23,10 @@ def measure(
   """Agreement of greedy continuations of texts with the teacher's.
 
   Both continue the first half of each text; in rows of several documents, of
-  the first document. All processes call it.
+  the first document.
 
   Args:
-    params: its model's parameters.
+    params: its model's parameters, of which this process holds all.
     teacher_params: its teacher's parameters; {} if it has none.
 
   Returns:
@@ -41,16 +39,12 @@ def measure(
     settings.family.reading and teacher.family.reading
   ):
     return {}
-  if jax.process_count() > 1:  # Each process holds only part of the arrays.
-    params, teacher_params = multihost_utils.process_allgather(
-      (params, teacher_params), tiled=True
-    )
   length = settings.spec.sequence_length
   num_written = min(_MOST_WRITTEN, length - length // 2)
   texts = evaluated.halves(
     evaluated.sample(dataset, _NUM_PROMPTS),
     length // 2,
-    settings.spec.vocab_size - settings.spec.num_padding_tokens,
+    settings.spec.num_tokens,
   )
   prompts = [text.prompt for text in texts]
   own, other = (

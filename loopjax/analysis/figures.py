@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.experimental import multihost_utils
 
-from loopjax import config as config_lib
 from loopjax import train
 from loopjax.analysis import (
   adaptive,
@@ -27,7 +25,6 @@ from loopjax.analysis.plots import curves, maps
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.data.text import task as text_task
 from loopjax.errors import one_line
-from loopjax.types import Dataset
 
 
 class Figure(NamedTuple):
@@ -83,48 +80,34 @@ TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
 
 
 def finish(scored: train.Scored) -> train.Extras:
-  """Agreement with the teacher, and all figures, of a scored run."""
+  """Agreement with the teacher, and all figures, of a scored run.
+
+  All processes call it; process 0 draws.
+  """
+  if jax.process_count() > 1:  # Each process holds only part of the arrays.
+    params, teacher_params = multihost_utils.process_allgather(
+      (scored.params, scored.teacher_params), tiled=True
+    )
+    scored = scored._replace(params=params, teacher_params=teacher_params)
   agreed = agreement.measure(
     scored.program, scored.params, scored.teacher_params, scored.dataset
   )
-  figures = make_figures(
-    scored.program.settings,
-    scored.program.graphdef,
-    scored.params,
-    scored.dataset,
-    scored.rows,
-    scored.directory,
-  )
+  figures = make_figures(scored)
   of_teacher = {"teacher": agreed} if agreed else {}
   return figures._replace(scores=of_teacher | figures.scores)
 
 
-def make_figures(
-  settings: config_lib.Settings,
-  graphdef: nnx.GraphDef,
-  params: Any,
-  dataset: Dataset,
-  rows: list[dict[str, Any]],
-  directory: pathlib.Path,
-) -> train.Extras:
-  """Draws everything that applies to this model and task.
+def make_figures(scored: train.Scored) -> train.Extras:
+  """Draws everything that applies to this model and task, in process 0.
 
-  All processes call it; process 0 draws. A figure that cannot be drawn is
-  reported on stderr, and the others are still drawn.
-
-  Args:
-    params: parameters or their average.
-    dataset: the evaluation split.
-    rows: rows of the run's metrics.jsonl.
-    directory: output directory, created if missing.
+  A figure that cannot be drawn is reported on stderr, and the others are still
+  drawn. The directory is created if missing.
 
   Returns:
     The files, and scores by split: "depth", vectors over loops by name, and
     "exits"; without entries that do not apply to the model or that
     eval.depth_factor disables.
   """
-  if jax.process_count() > 1:  # Each process holds only part of the arrays.
-    params = multihost_utils.process_allgather(params, tiled=True)
   failed: list[str] = []
   if jax.process_index():
     return train.Extras({}, [], failed)
@@ -144,15 +127,25 @@ def make_figures(
       failed.append(name)
       return None
 
-  made = (settings, graphdef, params, dataset, rows, directory)
-  evaluated = attempt("figures", evaluated_lib.evaluate_model, *made)
+  program, directory = scored.program, scored.directory
+  evaluated = attempt(
+    "figures",
+    evaluated_lib.evaluate_model,
+    program.settings,
+    program.graphdef,
+    scored.params,
+    scored.dataset,
+    scored.rows,
+    directory,
+  )
   if evaluated is None:
     return train.Extras({}, [], failed)
   files: list[pathlib.Path] = []
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     # The longest computation runs while the other figures are drawn.
     computed = thread.submit(depth.scores_by_depth, evaluated)
-    for figure in (*FIGURES, *TASK_FIGURES.get(type(settings.task), ())):
+    of_task = TASK_FIGURES.get(type(program.settings.task), ())
+    for figure in (*FIGURES, *of_task):
       # An earlier model's file could be mistaken for this model's.
       for kind in ("png", "html"):
         (directory / f"{figure.name}.{kind}").unlink(missing_ok=True)

@@ -309,8 +309,7 @@ def texts_of(batch: Mapping[str, np.ndarray], spec: Any) -> tuple[Any, ...]:
 
   Rows whose first document has fewer than two tokens are skipped.
   """
-  num_tokens = spec.vocab_size - spec.num_padding_tokens
-  count = evaluated.first_document(batch, num_tokens).sum(axis=1)
+  count = evaluated.first_document(batch, spec.num_tokens).sum(axis=1)
   rows = np.flatnonzero(count > 1)
   if not len(rows):
     raise UserError("the test split has no text of at least two tokens")

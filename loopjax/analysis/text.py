@@ -102,10 +102,8 @@ def draw_samples(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   tokenizer = tokenizer_lib.of(task)
   spec = settings.spec
   middle = spec.sequence_length // 2
-  num_tokens = spec.vocab_size - spec.num_padding_tokens
-  halves = evaluated_lib.halves(evaluated.batch, middle, num_tokens)[
-    :_NUM_TEXTS
-  ]
+  halves = evaluated_lib.halves(evaluated.batch, middle, spec.num_tokens)
+  halves = halves[:_NUM_TEXTS]
   if not halves:
     return []
   room = min(middle, _MOST_TOKENS)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.errors import UserError
+from loopjax.types import Dataset
 
 if TYPE_CHECKING:
   import grain  # Lazy: it imports Orbax, and describing a task needs neither.
@@ -122,6 +123,33 @@ def evaluation_batches(
     return {**batch, "valid": valid}
 
   return grain.MapDataset.range(-(-num_examples // batch_size)).map(make)
+
+
+def generated(
+  make: Callable[[Rows], Mapping[str, np.ndarray]],
+  split: str,
+  num_examples: int,
+  batch_size: int,
+  rows: Rows | None,
+  *,
+  groups: Mapping[str, tuple[str, ...]] = {},
+  facts: Mapping[str, int | float | str] = {},
+) -> Dataset:
+  """A split of generated examples: endless in training, else `num_examples`.
+
+  Args:
+    make: as in `stream`.
+    split, batch_size, rows: as in `protocols.Task.make_dataset`.
+    num_examples: number of examples in evaluation.
+    groups: as in `Dataset`, in evaluation.
+    facts: as in `Dataset`, besides the number of examples.
+  """
+  if split == "train":
+    return Dataset(stream(make, batch_size, rows), facts=facts)
+  batches = evaluation_batches(
+    lambda examples, _: make(examples), num_examples, batch_size, rows
+  )
+  return Dataset(batches, groups, {**facts, f"{split}_examples": num_examples})
 
 
 def shuffled(places: Rows, num_examples: int, *seed: int) -> Rows:

@@ -200,7 +200,7 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
   takes_rows = cached.takes_rows
   num_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
   return Limits(
-    num_tokens=spec.vocab_size - spec.num_padding_tokens,
+    num_tokens=spec.num_tokens,
     max_tokens=cached.max_tokens if cached.is_bounded(params) else None,
     prompt_tokens=cached.prompt_tokens,
     min_loops=1 if cached.reading.exits else num_loops,

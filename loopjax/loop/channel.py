@@ -26,10 +26,10 @@ from loopjax.types import Array, Precision, TaskSpec
 
 def check_top_k(top_k: int, spec: TaskSpec) -> None:
   """Raises UserError if a task has fewer tokens than are to be averaged."""
-  num_tokens = spec.vocab_size - spec.num_padding_tokens
-  if top_k > num_tokens:
+  if top_k > spec.num_tokens:
     raise UserError(
-      f"model.top_k={top_k} is more than the {num_tokens} tokens of the task"
+      f"model.top_k={top_k} is more than the {spec.num_tokens} tokens of the"
+      " task"
     )
 
 

@@ -29,7 +29,7 @@ def run_loop(
   Args:
     step_fn: (carry, step index, i32 scalar) -> (carry, record). The carry keeps
       its structure, shapes and dtypes.
-    num_steps: K, static; "scan" also supports 0.
+    num_steps: K, static; 0 steps of any kind are a scan.
     kind: "scan" compiles one step and is differentiable in reverse mode;
       "unroll" compiles K copies and is differentiable; residuals are not
       stacked; "while" exits as soon as `done_fn` holds and has no reverse mode
@@ -49,9 +49,9 @@ def run_loop(
   step_fn = remat_lib.rematerialised(
     step_fn, remat, prevent_cse=kind == "unroll"
   )
-  if kind == "while":
+  if kind == "while" and num_steps:
     return _while_loop(step_fn, carry, num_steps, done_fn)
-  if kind == "scan":
+  if kind == "scan" or not num_steps:
     carry, records = jax.lax.scan(step_fn, carry, jnp.arange(num_steps))
   elif kind == "unroll":
     rows = []

@@ -387,6 +387,18 @@ def scores(output: Output, targets: Array) -> TokenScores:
   return TokenScores(token_cross_entropy(output.logits, targets), predicted)
 
 
+def graded(output: Output, batch: Batch) -> tuple[Array, Array, Array]:
+  """Losses, nats; whether predictions are right, 1 or 0; and weights.
+
+  Each f32 [B, S], of all tokens or of the last S if only these are predicted.
+  """
+  losses, predicted = scores(output, batch["targets"])
+  targets, weights = (
+    batch[name][:, -losses.shape[1] :] for name in ("targets", "weights")
+  )
+  return losses, (predicted == targets).astype(jnp.float32), weights
+
+
 def output_loss(
   model: Any, output: Output, batch: Batch
 ) -> tuple[Array, Metrics]:

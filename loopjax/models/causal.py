@@ -61,53 +61,49 @@ class Config(stack.StackConfig):
 
 def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:
   """The embedding table W, [V, D]."""
-  return linear.embedding(
-    spec.vocab_size,
-    config.width,
-    init=nnx.initializers.normal(config.init_std),
-    **_shared(config, rngs),
-  )
+  options = matrix_options(config, rngs)
+  return linear.embedding(spec.vocab_size, config.width, **options)
 
 
 def layers(
   config: Any, num_layers: int, options: LoopOptions, rngs: nnx.Rngs
 ) -> block.Block:
-  """Stacked blocks, see `stack.make_layers`."""
-  return stack.make_layers(
-    config.block_shape(),
+  """Stacked blocks, see `stack.stacked`."""
+  return stack.stacked(
     num_layers,
+    rngs,
+    block.Block,
+    config.block_shape(),
     kernels=KERNELS[options.kernels],
-    **_shared(config, rngs),
+    precision=PRECISIONS[config.precision],
   )
 
 
 def final_norm(config: Any, rngs: nnx.Rngs) -> Any:
   """The norm after the last block, of the same kind as its input norms."""
-  return config.block_shape().norm(config.width, **_shared(config, rngs))
+  precision = PRECISIONS[config.precision]
+  norm = config.block_shape().norm
+  return norm(config.width, precision=precision, rngs=rngs)
 
 
 def head(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Linear:
   """The output matrix of a model whose embedding is not tied, [D, V]."""
-  return linear.linear(
-    config.width,
-    spec.vocab_size,
-    init=nnx.initializers.normal(config.init_std),
-    **_shared(config, rngs),
-  )
+  options = matrix_options(config, rngs)
+  return linear.linear(config.width, spec.vocab_size, **options)
 
 
 def exit_gate(config: Any, rngs: nnx.Rngs) -> nnx.Linear:
   """The exit gate of Ouro (arXiv 2510.25741), [D, 1], with a bias."""
-  return linear.readout(
-    config.width,
-    1,
-    init=nnx.initializers.normal(config.init_std),
-    **_shared(config, rngs),
-  )
+  return linear.readout(config.width, 1, **matrix_options(config, rngs))
 
 
-def _shared(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
-  return {"precision": PRECISIONS[config.precision], "rngs": rngs}
+def matrix_options(config: Any, rngs: nnx.Rngs) -> dict[str, Any]:
+  """What the constructors of all matrices of a model take."""
+  return {
+    "init": nnx.initializers.normal(config.init_std),
+    "precision": PRECISIONS[config.precision],
+    "rngs": rngs,
+  }
 
 
 class Call(NamedTuple):

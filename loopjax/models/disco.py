@@ -16,9 +16,8 @@ from loopjax import checks
 from loopjax.loop import channel, driver
 from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, norm
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.protocols import Exits, Family, Reading
+from loopjax.protocols import Exits, Family
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -175,7 +174,7 @@ class Model(nnx.Module):
       step,
       (self.embed(inputs, keys), cache),
       call.num_loops - 1,
-      kind=call.kind if call.num_loops > 1 else "scan",  # Nothing to unroll.
+      kind=call.kind,
     )
     # There is no channel after the last loop: alpha^{K-1} = 0.
     hidden, cache = self.transform(call, carry, call.num_loops - 1)  # H^K
@@ -217,8 +216,7 @@ def read(
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations and the selection of the
-  k most likely tokens are not counted.
+  The selection of the k most likely tokens is not counted.
   """
   tokens, width = spec.sequence_length, config.width
   shape = config.block_shape()
@@ -230,11 +228,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   mixing = head + 2 * tokens * (averaged * width + gate)
   if config.decode_gradient == "straight_through":
     mixing += head + 2 * tokens * width
-  return {
-    "flops_per_example": [
-      head + per_loop * (loop + 1) + mixing * loop for loop in range(num_loops)
-    ]
-  }
+  by_loop = block.flops_by_loop(head, per_loop, num_loops, between=mixing)
+  return {"flops_per_example": by_loop}
 
 
 FAMILY = Family(
@@ -244,15 +239,11 @@ FAMILY = Family(
   costs=costs,
   traces=TRACES,
   reads_out_every_loop=every_loop.reads_out_every_loop,
-  reading=Reading(
-    caches=cache_lib.KINDS,
-    empty_cache=reading.empty_cache,
+  reading=dataclasses.replace(
+    reading.READING,
     read=read,
-    has_span=True,
-    has_places=True,
     exits=Exits(
       check=exiting.check_ungated, check_resumes=exiting.check_resumes
     ),
-    unstacked=reading.unstacked,
   ),
 )

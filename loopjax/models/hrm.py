@@ -109,8 +109,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """Forward FLOPs of one example by segment.
 
   A training step is one segment, and a second one without a gradient for the
-  target of the head to continue. A multiply-add counts as two; point-wise
-  operations are left out.
+  target of the head to continue.
   """
   tokens = config.num_memory_tokens + spec.sequence_length
   network = config.num_layers * block.flops(config.block_shape(), tokens)

@@ -20,10 +20,9 @@ from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
 from loopjax.models import by_depth, causal, every_loop, exiting, reading
 from loopjax.nn import block, norm, rope
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
-from loopjax.protocols import AnyTeacher, Exits, Family, Reading
+from loopjax.protocols import AnyTeacher, Exits, Family
 from loopjax.types import Array, Batch, LoopOptions, Metrics, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
@@ -199,8 +198,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
   Also FLOPs of a training step, if training computes a loss after every loop.
-
-  A multiply-add counts as two; point-wise operations are not counted.
   """
   shape = config.block_shape()
   per_loop = config.num_layers * block.flops(shape, spec.sequence_length)
@@ -210,9 +207,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   forward = num_loops * (per_loop + head)
   passes = {"joint": 3, "alone": 1}.get(config.exit_gate)
   return {
-    "flops_per_example": [
-      head + per_loop * (loop + 1) for loop in range(num_loops)
-    ],
+    "flops_per_example": block.flops_by_loop(head, per_loop, num_loops),
     **({"training_flops_per_example": passes * forward} if passes else {}),
   }
 
@@ -225,18 +220,14 @@ FAMILY = Family(
   traces=TRACES,
   untrained=exiting.untrained,
   reads_out_every_loop=every_loop.reads_out_every_loop,
-  reading=Reading(
-    caches=cache_lib.KINDS,
-    empty_cache=reading.empty_cache,
+  reading=dataclasses.replace(
+    reading.READING,
     read=exiting.read,
-    has_span=True,
-    has_places=True,
     exits=Exits(
       rule=exiting.exit_rule,
       check=exiting.check_exits,
       check_resumes=exiting.check_resumes,
       by_depth=by_depth.BY_DEPTH,
     ),
-    unstacked=reading.unstacked,
   ),
 )

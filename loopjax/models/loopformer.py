@@ -22,11 +22,10 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import causal, every_loop, reading
 from loopjax.nn import attention, linear, norm, stack
 from loopjax.nn import block as block_lib
-from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example, dropout, fold_in
 from loopjax.nn.shape import Shape
-from loopjax.protocols import AnyTeacher, Family, Reading
+from loopjax.protocols import AnyTeacher, Family
 from loopjax.types import (
   PRECISIONS,
   Array,
@@ -200,14 +199,15 @@ class Model(nnx.Module):
     shared: dict[str, Any] = {"precision": precision, "init": shape.init}
     self.time_embedding = Embedding(config.width, **shared, rngs=rngs)
     self.size_embedding = Embedding(config.width, **shared, rngs=rngs)
-
-    def make_layer(key: Array) -> Block:
-      kernels = KERNELS[options.kernels]
-      rngs = nnx.Rngs(params=key)
-      return Block(shape, config.norm_epsilon, kernels, precision, rngs)
-
-    keys = jax.random.split(rngs.params(), config.num_layers)
-    self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].
+    self.layers = stack.stacked(
+      config.num_layers,
+      rngs,
+      Block,
+      shape,
+      config.norm_epsilon,
+      KERNELS[options.kernels],
+      precision,
+    )
     self.final_norm = causal.final_norm(config, rngs)
 
   def __call__(
@@ -331,8 +331,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Also FLOPs of a training step with a short trajectory, which has K/2 loops on
   average.
 
-  A multiply-add counts as two; point-wise operations are not counted. The
-  conditions are computed once per batch, and are counted for every example.
+  The conditions are computed once per batch, and are counted for every example.
   """
   width, layers = config.width, config.num_layers
   head = 2 * spec.sequence_length * width * spec.vocab_size
@@ -340,7 +339,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   modulation = 2 * width * 4 * width
   block = block_lib.flops(config.block_shape(), spec.sequence_length)
   per_loop = embeddings + layers * (modulation + block)
-  by_loop = [head + per_loop * (loop + 1) for loop in range(num_loops)]
+  by_loop = block_lib.flops_by_loop(head, per_loop, num_loops)
   short = head + per_loop * num_loops // 2
   training = {"training_flops_per_example": 3 * (by_loop[-1] + short)}
   return {
@@ -355,12 +354,5 @@ FAMILY = Family(
   loss=loss,
   costs=costs,
   traces=TRACES,
-  reading=Reading(
-    caches=cache_lib.KINDS,
-    empty_cache=reading.empty_cache,
-    read=reading.read,
-    has_span=True,
-    has_places=True,
-    unstacked=reading.unstacked,
-  ),
+  reading=reading.READING,
 )

@@ -365,9 +365,8 @@ def empty_cache(
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations are not counted. Later
-  loops attend twice; the window counts all pairs of tokens, which are computed
-  too.
+  Later loops attend twice; the window counts all pairs of tokens, which are
+  computed too.
   """
   shape, tokens = config.block_shape(), spec.sequence_length
   first = config.num_layers * block.flops(shape, tokens)
@@ -375,11 +374,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   # Logits and weighted sum of the second attention, and the gates.
   window = config.num_layers * 2 * queries * (2 * tokens + 1)
   head = 2 * tokens * config.width * spec.vocab_size
-  return {
-    "flops_per_example": [
-      head + first * (loop + 1) + window * loop for loop in range(num_loops)
-    ]
-  }
+  by_loop = block.flops_by_loop(head, first, num_loops, between=window)
+  return {"flops_per_example": by_loop}
 
 
 FAMILY = Family(

@@ -7,6 +7,7 @@ from loopjax.nn import stack
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.attention.split import SplitCache
+from loopjax.protocols import Reading
 from loopjax.types import PRECISIONS, Array, Output
 
 
@@ -68,3 +69,13 @@ def unstacked(model: Any) -> Any:
     if hasattr(model, name):
       setattr(model, name, stack.unstacked(getattr(model, name)))
   return model
+
+
+READING = Reading(
+  caches=cache_lib.KINDS,
+  empty_cache=empty_cache,
+  read=read,
+  has_span=True,
+  has_places=True,
+  unstacked=unstacked,
+)

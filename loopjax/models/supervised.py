@@ -22,7 +22,7 @@ import optax
 from loopjax import checks
 from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
-from loopjax.nn import linear, rope, shape
+from loopjax.nn import block, linear, rope, shape
 from loopjax.nn.keys import by_example
 from loopjax.nn.shape import Shape
 from loopjax.protocols import AnyTeacher, Family
@@ -276,9 +276,7 @@ def costs(
   """
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
   return {
-    "flops_per_example": [
-      head + segment * (loop + 1) for loop in range(num_loops)
-    ],
+    "flops_per_example": block.flops_by_loop(head, segment, num_loops),
     "training_flops_per_example": 3 * head
     + num_forward * segment
     + 2 * with_gradient,

@@ -15,7 +15,7 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.models import causal, every_loop, reading
-from loopjax.nn import block, norm
+from loopjax.nn import block, norm, stack
 from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import Family, Reading
 from loopjax.types import Array, LoopOptions, Output, TaskSpec
@@ -65,7 +65,9 @@ class Model(nnx.Module):
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, num_layers, options, rngs)
     if config.loop_norm == "per_loop":
-      self.final_norm = _norms(config, rngs)
+      self.final_norm = stack.stacked(
+        config.num_loops, rngs, causal.final_norm, config
+      )
     else:
       self.final_norm = causal.final_norm(config, rngs)
 
@@ -132,17 +134,8 @@ class Model(nnx.Module):
     return causal.output(self, call, carry, records, num_copies)
 
 
-def _norms(config: Config, rngs: nnx.Rngs) -> nnx.RMSNorm:
-  """K stacked norms: one whose gain is [K, D], which must not be called."""
-  return jax.vmap(lambda key: causal.final_norm(config, nnx.Rngs(params=key)))(
-    jax.random.split(rngs.params(), config.num_loops)
-  )
-
-
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of copies.
-
-  A multiply-add counts as two; point-wise operations are not counted.
 
   Raises:
     UserError: num_loops is less than 1 or more than K.
@@ -151,11 +144,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   shape = config.block_shape()
   per_copy = config.num_layers * block.flops(shape, spec.sequence_length)
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
-  return {
-    "flops_per_example": [
-      head + per_copy * (copy + 1) for copy in range(num_loops)
-    ]
-  }
+  return {"flops_per_example": block.flops_by_loop(head, per_copy, num_loops)}
 
 
 FAMILY = Family(

@@ -120,10 +120,7 @@ class Model(nnx.Module):
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """Forward FLOPs of one example by segment; a training step is one segment.
-
-  A multiply-add counts as two; point-wise operations are left out.
-  """
+  """Forward FLOPs of one example by segment; a training step is one segment."""
   tokens = config.num_memory_tokens + spec.sequence_length
   sizes = config.block_shape()
   taps = 2 * CONVOLUTION_WIDTH * sizes.mlp_width * tokens

@@ -144,3 +144,11 @@ def flops(shape: Shape, num_tokens: int, num_past: int = 0) -> int:
   mixing = 2 * (num_past + num_tokens) * queries  # Logits, weighted sum.
   hidden = mlp.flops(shape.mlp, shape.width, shape.mlp_width)
   return num_tokens * (2 * (projections + mixing) + hidden)
+
+
+def flops_by_loop(
+  once: int, per_loop: int, num_loops: int, *, between: int = 0
+) -> list[int]:
+  """FLOPs of 1, ..., K loops, with what is done once and between two loops."""
+  loops = range(1, num_loops + 1)
+  return [once + k * per_loop + (k - 1) * between for k in loops]

@@ -104,26 +104,6 @@ class MemoryBlock(nnx.Module):
     return sharding.split_by_example(x), state, stats
 
 
-def make_memories(
-  shape: Shape,
-  memory: MemoryShape,
-  num_layers: int,
-  *,
-  kernels: Kernels = Kernels(),
-  precision: Precision,
-  rngs: nnx.Rngs,
-) -> MemoryBlock:
-  """Memory blocks with stacked parameters [layers, ...], for `grouped`."""
-
-  def make(key: Array) -> MemoryBlock:
-    rngs = nnx.Rngs(params=key)
-    return MemoryBlock(
-      shape, memory, kernels=kernels, precision=precision, rngs=rngs
-    )
-
-  return jax.vmap(make)(jax.random.split(rngs.params(), num_layers))
-
-
 def grouped(layers: block.Block, memories: MemoryBlock) -> Groups:
   """Splits stacked layers into groups.
 

@@ -7,7 +7,8 @@ parameter's path.
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,15 @@ import numpy as np
 from flax import nnx
 
 from loopjax import checks
-from loopjax.kernels import Kernels
 from loopjax.nn import attention, block, norm
 from loopjax.nn import remat as remat_lib
 from loopjax.nn import shape as shape_lib
 from loopjax.nn.attention.cache import Cache, KeyValues
 from loopjax.nn.keys import fold_in
 from loopjax.nn.shape import Shape
-from loopjax.types import PRECISIONS, Array, Precision
+from loopjax.types import PRECISIONS, Array
 
+_Module = TypeVar("_Module", bound=nnx.Module)
 # Where a block has RMS norms. "pre": on the inputs of attention and MLP;
 # "branch": also on their outputs (Ouro, arXiv 2510.25741); "sum": on their
 # inputs, and on the residual stream after each addition (Huginn, arXiv
@@ -104,26 +105,24 @@ class StackConfig:
     )
 
 
-def make_layers(
-  shape: Shape,
-  num_layers: int,
-  *,
-  kernels: Kernels = Kernels(),
-  precision: Precision,
+def stacked(
+  number: int,
   rngs: nnx.Rngs,
-) -> block.Block:
-  """Creates blocks, initialised independently, with stacked parameters.
+  make: Callable[..., _Module],
+  *arguments: Any,
+  **options: Any,
+) -> _Module:
+  """Modules `make(*arguments, **options, rngs=...)`, initialised independently.
 
   Returns:
-    A `Block` whose parameters have the shape [num_layers, ...]. Pass it to
+    A module whose parameters have the shape [number, ...], for a scan such as
     `run_layers`; do not call it.
   """
 
-  def make_layer(key: Array) -> block.Block:
-    rngs = nnx.Rngs(params=key)
-    return block.Block(shape, kernels=kernels, precision=precision, rngs=rngs)
+  def make_one(key: Array) -> _Module:
+    return make(*arguments, **options, rngs=nnx.Rngs(params=key))
 
-  return jax.vmap(make_layer)(jax.random.split(rngs.params(), num_layers))
+  return jax.vmap(make_one)(jax.random.split(rngs.params(), number))
 
 
 def unstacked(layers: block.Block) -> nnx.List:
@@ -165,7 +164,7 @@ def run_layers(
   """Applies the blocks one after another.
 
   Args:
-    layers: blocks with stacked parameters, as from `make_layers`, or from
+    layers: blocks with stacked parameters, as from `stacked`, or from
       `unstacked`; the latter without dropout.
     x: residual stream [B, T, D].
     cache: cache of earlier tokens, or None.

@@ -322,8 +322,9 @@ class Loss(Protocol):
 class Costs(Protocol):
   """FLOPs of a model, counted analytically; a multiply-add counts as two.
 
-  They count a row's own tokens, masked pairs of attention included, on
-  any machine. Tokens that a program adds to fill its last chunk do not count.
+  They count a row's own tokens, masked pairs of attention included, on any
+  machine. Point-wise operations do not count, nor tokens that a program adds to
+  fill its last chunk.
   """
 
   def __call__(

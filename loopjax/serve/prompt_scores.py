@@ -75,7 +75,7 @@ def _scores(
   model: Any = nnx.merge(graphdef, params)
   compute = PRECISIONS[model.config.precision].compute
   table = model.readout_table().astype(compute)
-  num_real = len(table) - model.spec.num_padding_tokens
+  num_real = model.spec.num_tokens
   is_real = jnp.arange(len(table)) < num_real
   hidden = model(inputs[None], **call).hidden[0].astype(compute)
   size = min(_CHUNK, len(hidden))

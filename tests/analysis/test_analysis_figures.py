@@ -1,6 +1,7 @@
 """Exactly the applicable figures are drawn."""
 
 import json
+import types
 
 import analysis_examples
 import matplotlib.image
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from tests_support import crossing
 
+from loopjax import train
 from loopjax.analysis import depth, figures
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import sudoku as pictures
@@ -42,8 +44,9 @@ def _draw(workdir, family="utm", **overrides):
   graphdef, params = analysis_examples.make_model(settings)
   dataset = analysis_examples.make_dataset()
   rows = workdir_lib.read_metrics(workdir)
+  program = types.SimpleNamespace(settings=settings, graphdef=graphdef)
   return figures.make_figures(
-    settings, graphdef, params, dataset, rows, workdir / "figures"
+    train.Scored(program, params, {}, dataset, rows, workdir / "figures")
   )
 
 

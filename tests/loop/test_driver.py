@@ -51,6 +51,14 @@ def test_repeated_functions_are_applied_as_often_as_asked(num_steps, kind):
   assert found == 3**num_steps * 2 + (3**num_steps - 1) // 2
 
 
+@pytest.mark.parametrize("kind", driver.KINDS)
+def test_a_loop_of_no_steps_changes_nothing(kind):
+  carry, records, steps = run(0.7, kind, num_steps=0)
+  assert jnp.array_equal(carry, jnp.array([0.3, 0.1]))
+  assert records["value"].shape == (0, 2)
+  assert steps == 0
+
+
 def test_while_without_done_runs_every_step():
   carry, _, steps = driver.run_loop(
     lambda carry, k: (carry + k, ()), jnp.asarray(0), 5, kind="while"

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from loopjax.errors import UserError
-from loopjax.nn import attention, stack
+from loopjax.nn import attention, block, stack
 from loopjax.nn import keys as keys_lib
 from loopjax.types import Precision
 
@@ -35,8 +35,8 @@ X = jax.random.normal(jax.random.key(1), (2, 6, 16))
 def make(num_layers=3, **changes):
   def build():
     rngs, shape = nnx.Rngs(params=0), shape_of(**changes)
-    return stack.make_layers(
-      shape, num_layers, precision=Precision(), rngs=rngs
+    return stack.stacked(
+      num_layers, rngs, block.Block, shape, precision=Precision()
     )
 
   return jax.jit(build, compiler_options=FAST)()

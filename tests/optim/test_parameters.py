@@ -15,7 +15,7 @@ from loopjax import config as config_lib
 from loopjax import program, sharding
 from loopjax.errors import UserError
 from loopjax.models import MODELS
-from loopjax.nn import norm, stack
+from loopjax.nn import block, norm, stack
 from loopjax.nn.shape import Shape
 from loopjax.optim import parameters
 from loopjax.types import Precision, TaskSpec
@@ -120,8 +120,8 @@ def sandwich():
     post_norm=norm.rms_norm, qk_bias=True, value_bias=True,
   )  # fmt: skip
   layers = nnx.eval_shape(
-    lambda: stack.make_layers(
-      shape, 2, precision=Precision(), rngs=nnx.Rngs(params=0)
+    lambda: stack.stacked(
+      2, nnx.Rngs(params=0), block.Block, shape, precision=Precision()
     )
   )
   return nnx.to_pure_dict(nnx.state(layers))

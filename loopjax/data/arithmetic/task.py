@@ -19,7 +19,6 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import pipeline
-from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
@@ -160,13 +159,12 @@ class Config:
     checks.at_least(
       "task",
       self,
-      modulus=11,  # Fewer: a split may lack one-operation expressions.
       max_operations=1,
       num_eval_examples=1,
       eval_seed=0,
     )
-    if self.modulus > 2**20:
-      raise UserError(f"task.modulus={self.modulus} must be at most {2**20}")
+    # Fewer: a split may lack one-operation expressions.
+    checks.within("task", self, modulus="[11, 1_048_576]")
     pipeline.check_equal_numbers(
       self.num_eval_examples, self.eval_operations, "operations"
     )

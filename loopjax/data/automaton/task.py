@@ -20,7 +20,6 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import pipeline
-from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 
@@ -120,12 +119,10 @@ class Config:
       num_states=1,
       state_width=3,  # A cell and two neighbours.
       num_steps=0,
-      rule=0,
       num_eval_examples=1,
       eval_seed=0,
     )
-    if self.rule > 255:
-      raise UserError(f"task.rule={self.rule} must be at most 255")
+    checks.within("task", self, rule="[0, 255]")
 
   @property
   def sequence_length(self) -> int:
@@ -175,22 +172,14 @@ def make_dataset(
   base = seed if split == "train" else config.eval_seed
   stream = pipeline.stream_seed(_STREAMS[split], base)
   ones = density(config.state_width, config.num_steps, config.rule)
-  facts: dict[str, int | float | str] = {
-    "constant_floor": max(ones, 1 - ones) ** config.num_states
-  }
-  if split == "train":
-    batches = pipeline.stream(
-      lambda positions: _examples(config, stream, positions), batch_size, rows
-    )
-    return Dataset(batches, facts=facts)
-  batches = pipeline.evaluation_batches(
-    lambda examples, _: _examples(config, stream, examples),
+  return pipeline.generated(
+    lambda indices: _examples(config, stream, indices),
+    split,
     config.num_eval_examples,
     batch_size,
     rows,
+    facts={"constant_floor": max(ones, 1 - ones) ** config.num_states},
   )
-  facts[f"{split}_examples"] = config.num_eval_examples
-  return Dataset(batches, facts=facts)
 
 
 def score(output: Output, batch: Batch) -> dict[str, Array]:
@@ -199,16 +188,12 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": all labels are right (the paper's accuracy); "label_accuracy":
   fraction of correct labels; "loss": mean cross-entropy of the labels in nats.
   """
-  losses, predicted = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
-  num_labels = jnp.sum(weights, axis=1)
-  correct = (predicted == targets).astype(jnp.float32)
-  num_right = jnp.sum(correct * weights, axis=1)
+  losses, right, weights = token_losses.graded(output, batch)
+  is_right = jnp.all((right == 1) | (weights == 0), axis=1)
   return {
-    "exact_match": (num_right == num_labels).astype(jnp.float32),
-    "label_accuracy": num_right / num_labels,
-    "loss": jnp.sum(losses * weights, axis=1) / num_labels,
+    "exact_match": is_right.astype(jnp.float32),
+    "label_accuracy": token_losses.row_means(right, weights),
+    "loss": token_losses.row_means(losses, weights),
   }
 
 

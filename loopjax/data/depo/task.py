@@ -396,33 +396,23 @@ def make_dataset(
     and "group/hops" i32 [b]. Weights are 1 where the next token belongs to an
     answer; other targets are 0.
   """
-  if split == "train":
-    stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
-
-    def make_training(positions):
-      sizes, hops = training_sizes(config, stream, positions)
-      return examples(config, stream, positions, sizes, hops)
-
-    batches = pipeline.stream(make_training, batch_size, rows)
-    return Dataset(batches)
-
-  stream = pipeline.stream_seed(_STREAMS[split], 0, config.eval_seed)
+  base = seed if split == "train" else config.eval_seed
+  stream = pipeline.stream_seed(_STREAMS[split], 0, base)
   all_hops = np.array(config.eval_hops)
 
-  def make_evaluation(indices, _):
+  def make(indices):
+    if split == "train":
+      sizes, hops = training_sizes(config, stream, indices)
+      return examples(config, stream, indices, sizes, hops)
     sizes = np.full(len(indices), config.num_nodes)
     group = indices % len(all_hops)  # Any prefix is a fair sample.
     hops = np.repeat(all_hops[group][:, None], config.num_queries, axis=1)
     batch = examples(config, stream, indices, sizes, hops)
     return {**batch, "group/hops": group.astype(np.int32)}
 
-  batches = pipeline.evaluation_batches(
-    make_evaluation, config.num_eval_examples, batch_size, rows
-  )
-  return Dataset(
-    batches,
-    groups={"hops": tuple(map(str, config.eval_hops))},
-    facts={f"{split}_examples": config.num_eval_examples},
+  groups = {"hops": tuple(map(str, config.eval_hops))}
+  return pipeline.generated(
+    make, split, config.num_eval_examples, batch_size, rows, groups=groups
   )
 
 
@@ -433,18 +423,16 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   3); "answer_accuracy": fraction of answers whose tokens are all correct;
   "exact_match": all answers of the example are correct.
   """
-  losses, predicted = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
-  wrong = jnp.where(predicted != targets, weights, 0.0)
+  losses, right, weights = token_losses.graded(output, batch)
+  wrong = weights * (1 - right)
   errors = jnp.cumsum(wrong, axis=1)
   # The tokens of an answer are adjacent, and no two answers are.
   starts = jnp.diff(weights, axis=1, prepend=0) == 1
   ends = jnp.diff(weights, axis=1, append=0) == -1
   before = jax.lax.cummax(jnp.where(starts, errors - wrong, 0.0), axis=1)
-  right = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
+  answers = jnp.sum(ends & (errors == before), axis=1, dtype=jnp.float32)
   return {
-    "loss": jnp.sum(losses * weights, axis=1) / jnp.sum(weights, axis=1),
-    "answer_accuracy": right / jnp.sum(ends, axis=1, dtype=jnp.float32),
+    "loss": token_losses.row_means(losses, weights),
+    "answer_accuracy": answers / jnp.sum(ends, axis=1, dtype=jnp.float32),
     "exact_match": (errors[:, -1] == 0).astype(jnp.float32),
   }

@@ -60,7 +60,6 @@ class Config:
       self,
       min_length=0,
       max_length=self.min_length,
-      reverse_fraction=0,
       # With fewer, there may be no held-out problem of four operations.
       max_constant=10,
       num_eval_examples=1,
@@ -68,15 +67,12 @@ class Config:
     )
     for field in ("train_ops", "eval_ops"):
       self._check_operations(field)
-    if self.reverse_fraction > 1:
-      raise UserError(
-        f"task.reverse_fraction={self.reverse_fraction} must be at most 1"
-      )
-    if not 100 <= self.max_value < 10**language.NUM_DIGITS:
-      raise UserError(
-        f"task.max_value={self.max_value} must be in 100 ... "
-        f"{10**language.NUM_DIGITS - 1}"
-      )
+    checks.within(
+      "task",
+      self,
+      reverse_fraction="[0, 1]",
+      max_value=f"[100, {10**language.NUM_DIGITS})",
+    )
     if self.max_constant > self.max_value:
       raise UserError(
         f"task.max_constant={self.max_constant} is greater than "

@@ -529,42 +529,29 @@ def make_dataset(
     digit or END is next; other targets are 0. The facts of the test split
     include the scores of simple rules on it (`floors_of`).
   """
-  if split == "train":
-    stream = pipeline.stream_seed(_STREAMS[split], 0, seed)
-    train_ops = np.array(config.train_ops)
+  base = seed if split == "train" else config.eval_seed
+  stream = pipeline.stream_seed(_STREAMS[split], 0, base)
+  train_ops, eval_ops = np.array(config.train_ops), np.array(config.eval_ops)
 
-    def make_training(positions):
+  def make(indices):
+    if split == "train":
       numbers = pipeline.uniforms(
-        pipeline.stream_seed(_OPERATIONS, 0, stream), positions, 1
+        pipeline.stream_seed(_OPERATIONS, 0, stream), indices, 1
       )
       operations = train_ops[(numbers[:, 0] * len(train_ops)).astype(np.int64)]
-      return examples(config, stream, positions, operations, split)
-
-    batches = pipeline.stream(make_training, batch_size, rows)
-    return Dataset(batches)
-
-  stream = pipeline.stream_seed(_STREAMS[split], 0, config.eval_seed)
-  eval_ops = np.array(config.eval_ops)
-
-  def make_evaluation(indices, _):
+      return examples(config, stream, indices, operations, split)
     group = indices % len(eval_ops)  # Any prefix is a fair sample.
     batch = examples(config, stream, indices, eval_ops[group], split)
     return {**batch, "group/operations": group.astype(np.int32)}
 
-  batches = pipeline.evaluation_batches(
-    make_evaluation, config.num_eval_examples, batch_size, rows
-  )
-  return Dataset(
-    batches,
+  return pipeline.generated(
+    make,
+    split,
+    config.num_eval_examples,
+    batch_size,
+    rows,
     groups={"operations": tuple(map(str, config.eval_ops))},
-    facts={
-      f"{split}_examples": config.num_eval_examples,
-      **(
-        floors_of(config, lambda i: make_evaluation(i, i))
-        if split == "test"
-        else {}
-      ),
-    },
+    facts=floors_of(config, make) if split == "test" else {},
   )
 
 
@@ -574,11 +561,9 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   "exact_match": all digits and END are correct (the paper's accuracy); "loss":
   their mean cross-entropy in nats.
   """
-  losses, predicted = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  targets, weights = batch["targets"][:, -num:], batch["weights"][:, -num:]
-  wrong = jnp.where(predicted != targets, weights, 0.0)
+  losses, right, weights = token_losses.graded(output, batch)
+  is_right = jnp.all((right == 1) | (weights == 0), axis=1)
   return {
-    "exact_match": (jnp.sum(wrong, axis=1) == 0).astype(jnp.float32),
-    "loss": jnp.sum(losses * weights, axis=1) / jnp.sum(weights, axis=1),
+    "exact_match": is_right.astype(jnp.float32),
+    "loss": token_losses.row_means(losses, weights),
   }

@@ -243,10 +243,8 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   stored if the model completes statements, and extractable if it answers
   held-out questions.
   """
-  targets, weights = batch["targets"], batch["weights"]
-  losses, predicted = token_losses.scores(output, targets)
-  wrong = (predicted != targets).astype(jnp.float32)
-  num_wrong = jnp.sum(wrong * weights, axis=1)
+  losses, right, weights = token_losses.graded(output, batch)
+  num_wrong = jnp.sum(weights * (1 - right), axis=1)
   return {
     "exact_match": (num_wrong == 0).astype(jnp.float32),
     "loss": jnp.sum(losses * weights, axis=1),

@@ -287,16 +287,13 @@ def make_dataset(
   stream = pipeline.stream_seed(_STREAMS[split], 0, base)
 
   def make(indices):
-    return examples(config, stream, indices)[0]
-
-  def make_evaluation(indices, _):
     batch, length = examples(config, stream, indices)
+    if split == "train":
+      return batch
     group = np.searchsorted(LENGTH_EDGES, length, "right") - 1
     return {**batch, "group/path": group.astype(np.int32)}
 
-  if split == "train" and not config.num_train_mazes:
-    return Dataset(pipeline.stream(make, batch_size, rows))
-  if split == "train":
+  if split == "train" and config.num_train_mazes:
     num_examples = config.num_train_mazes
     turns = pipeline.stream_seed(_STREAMS[split], 1, seed)
 
@@ -311,13 +308,9 @@ def make_dataset(
       make_again, num_examples, batch_size, seed, rows
     )
     return Dataset(batches, facts={"train_examples": num_examples})
-  batches = pipeline.evaluation_batches(
-    make_evaluation, config.num_eval_examples, batch_size, rows
-  )
-  return Dataset(
-    batches,
-    groups={"path": pipeline.range_names(LENGTH_EDGES)},
-    facts={f"{split}_examples": config.num_eval_examples},
+  groups = {"path": pipeline.range_names(LENGTH_EDGES)}
+  return pipeline.generated(
+    make, split, config.num_eval_examples, batch_size, rows, groups=groups
   )
 
 

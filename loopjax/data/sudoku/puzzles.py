@@ -36,7 +36,7 @@ from loopjax.data import hub
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import solver, symmetry
 from loopjax.data.sudoku.board import Board
-from loopjax.errors import UserError
+from loopjax.errors import UserError, unreadable
 from loopjax.run import user_cache
 
 
@@ -230,13 +230,6 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
     raise unreadable(path, error) from None
   finally:
     text.detach()  # Otherwise the caller's file would be closed.
-
-
-def unreadable(path: str, error: OSError) -> UserError:
-  """The error for a file that cannot be read."""
-  return UserError(
-    f"{path}: cannot be read ({error.strerror}); check its permissions"
-  )
 
 
 def check(board: Board, rows: Sequence[Row], check_solutions: bool) -> Checked:

@@ -7,7 +7,6 @@ import os
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.types import MAX_LENGTH
 
 SEPARATOR = "\n\n"
 _MIN_WEIGHT = 1 / 512  # Per source: two rows per block of `task.mixed`.
@@ -89,11 +88,6 @@ class Config:
       on_overlap=("report", "error"),
     )
     checks.at_least("task", self, vocab_size=0, sequence_length=2)
-    if self.sequence_length > MAX_LENGTH:
-      raise UserError(
-        f"task.sequence_length={self.sequence_length} must be at most "
-        f"{MAX_LENGTH}"
-      )
     checks.within(
       "task", self, validation_share="(0, 0.4]", test_share="(0, 0.4]"
     )

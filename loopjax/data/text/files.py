@@ -23,7 +23,7 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import hub, pipeline
-from loopjax.errors import UserError, needing, one_line
+from loopjax.errors import UserError, needing, one_line, unreadable
 from loopjax.run import user_cache
 
 SYNTHETIC = "made:"
@@ -185,13 +185,6 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
     ) from None
   except OSError as error:
     raise unreadable(path, error) from None
-
-
-def unreadable(path: str, error: OSError) -> UserError:
-  """The error for a file that cannot be read."""
-  return UserError(
-    f"{path}: cannot be read ({error.strerror or one_line(error)})"
-  )
 
 
 class _Damaged(Exception):

@@ -29,7 +29,7 @@ from loopjax.data.text import files, packing
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import SEPARATOR, Config
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.errors import UserError
+from loopjax.errors import UserError, unreadable
 from loopjax.run import user_cache
 
 SPLITS = ("train", "validation", "test")
@@ -428,7 +428,7 @@ def _state(path: str) -> tuple[int, int]:
   try:
     state = os.stat(path)
   except OSError as error:
-    raise files.unreadable(path, error) from None
+    raise unreadable(path, error) from None
   return state.st_size, state.st_mtime_ns
 
 
@@ -440,7 +440,7 @@ def _digest(path: str, state: tuple[int, int]) -> str:
     with open(path, "rb") as file:
       return hashlib.file_digest(file, "sha256").hexdigest()
   except OSError as error:
-    raise files.unreadable(path, error) from None
+    raise unreadable(path, error) from None
 
 
 Result = TypeVar("Result")

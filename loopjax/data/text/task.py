@@ -294,13 +294,11 @@ def score(
   rows are thus means over the corpus. The end token is predicted too, and has
   no bytes.
   """
-  losses, _ = token_losses.scores(output, batch["targets"])
-  num = losses.shape[1]  # All tokens, or only the last ones.
-  weights = batch["weights"][:, -num:]
+  losses, _, weights = token_losses.graded(output, batch)
   nats = jnp.sum(losses * weights, axis=1)
   num_tokens = jnp.sum(weights, axis=1)
   # A row may predict only ends of documents; their bits count.
-  num_bytes = jnp.sum(batch["bytes"][:, -num:], axis=1)
+  num_bytes = jnp.sum(batch["bytes"][:, -losses.shape[1] :], axis=1)
   num_bytes = jnp.maximum(num_bytes, _FEW_BYTES)
   bits = nats / jnp.log(2.0)
   return {

@@ -110,31 +110,20 @@ class Config(stack.StackConfig):
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of iterations.
 
-  A multiply-add counts as two; point-wise operations are not counted.
-
   Raises:
     UserError: num_loops is not from 1 to N.
   """
   checks.num_loops(config, num_loops, WHY_NO_MORE)
-  tokens, width, shape = (
-    spec.sequence_length,
-    config.width,
-    config.block_shape(),
-  )
+  tokens, width = spec.sequence_length, config.width
   read_flops = tokens * sum(
     memory.read_flops(width, slots, config.memory_gate)
     for slots in (config.num_local_slots, config.num_global_slots)
   )
   router = tokens * 2 * (width + 1) if config.num_loops > 1 else 0
   in_loop = config.memory_placement == "in_loop"
-  per_loop = (
-    block.flops(shape, tokens) + router + (read_flops if in_loop else 0)
-  )
-  once = 0 if in_loop else read_flops
-  head = 2 * tokens * width * spec.vocab_size
-  return {
-    "flops_per_example": [
-      head + config.num_layers * (once + per_loop * (loop + 1))
-      for loop in range(num_loops)
-    ]
-  }
+  per_loop = block.flops(config.block_shape(), tokens) + router
+  per_loop += read_flops if in_loop else 0
+  once = 2 * tokens * width * spec.vocab_size
+  once += 0 if in_loop else config.num_layers * read_flops
+  by_loop = block.flops_by_loop(once, config.num_layers * per_loop, num_loops)
+  return {"flops_per_example": by_loop}

@@ -21,7 +21,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.adaptive.config import WHY_NO_MORE, Config
 from loopjax.models.adaptive.layer import SLOTS, Layer
-from loopjax.nn import linear
+from loopjax.nn import linear, stack
 from loopjax.nn import remat as remat_lib
 from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import AnyTeacher
@@ -57,15 +57,14 @@ class Model(nnx.Module):
     shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
     shape, width = config.block_shape(), config.width
     self.token_embedding = causal.token_embedding(config, spec, rngs)
-
-    kernels = KERNELS[options.kernels]
-
-    def make_layer(key: Array) -> Layer:
-      rngs = nnx.Rngs(params=key)
-      return Layer(config, kernels=kernels, precision=precision, rngs=rngs)
-
-    keys = jax.random.split(rngs.params(), config.num_layers)
-    self.layers = jax.vmap(make_layer)(keys)  # Parameters [L, ...].
+    self.layers = stack.stacked(
+      config.num_layers,
+      rngs,
+      Layer,
+      config,
+      kernels=KERNELS[options.kernels],
+      precision=precision,
+    )
     if config.num_global_slots:
       self.global_bank = memory.MemoryBank(
         config.num_global_slots, width, init=shape.init, **shared
@@ -114,7 +113,7 @@ class Model(nnx.Module):
     options = dataclasses.replace(self.options, execution=kind)
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
-    real = inputs < self.spec.vocab_size - self.spec.num_padding_tokens
+    real = inputs < self.spec.num_tokens
     if documents is not None:  # The end of a document may pad rows, too.
       real &= documents > 0
     token_weights = real.astype(jnp.float32)

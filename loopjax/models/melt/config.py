@@ -201,8 +201,7 @@ def check_schedule(config: Config, num_steps: int) -> None:
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   """FLOPs of a forward pass on one example, by number of loops.
 
-  A multiply-add counts as two; point-wise operations are not counted. The
-  numbers count the computation without gradients, with gates in every
+  The numbers count the computation without gradients, with gates in every
   loop, including the first, and attention of every chunk to the whole history,
   an upper bound: of long rows, early chunks read only the first entries
   (`loop.chunks`). The padding of a last chunk does not count.
@@ -223,9 +222,5 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
     features = width if config.gate == "element" else 1
     per_layer += 4 * tokens * width * features
   head = 2 * tokens * width * spec.vocab_size
-  return {
-    "flops_per_example": [
-      head + per_layer * config.num_layers * (loop + 1)
-      for loop in range(num_loops)
-    ]
-  }
+  per_loop = per_layer * config.num_layers
+  return {"flops_per_example": block.flops_by_loop(head, per_loop, num_loops)}

@@ -26,9 +26,9 @@ from loopjax.loop import driver, exits
 from loopjax.models import by_depth, causal, exiting
 from loopjax.models.melt import algorithm
 from loopjax.models.melt.algorithm import LatentCache
-from loopjax.models.melt.config import Config, Options
-from loopjax.models.melt.parameters import Layer, Stack, make_gates
-from loopjax.nn import linear
+from loopjax.models.melt.config import LEARNED, Config, Options
+from loopjax.models.melt.parameters import Gate, Layer, Stack
+from loopjax.nn import linear, stack
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
 TRACES = ("hidden", "prediction", "confidence")
@@ -53,7 +53,11 @@ class Model(nnx.Module):
     self.config, self.spec, self.options = config, spec, options
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, config.num_layers, options, rngs)
-    self.latent_gates = make_gates(config, rngs)
+    self.latent_gates = (
+      stack.stacked(config.num_layers, rngs, Gate, config)
+      if config.gate in LEARNED
+      else None
+    )
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)

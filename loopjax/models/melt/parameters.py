@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from loopjax.kernels.gated_kv import Weights
-from loopjax.models.melt.config import LEARNED, Config
+from loopjax.models import causal
+from loopjax.models.melt.config import Config
 from loopjax.nn import block, linear
-from loopjax.types import PRECISIONS, Array
+from loopjax.types import Array
 
 
 class Gate(nnx.Module):
@@ -17,24 +18,11 @@ class Gate(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     features = config.width if config.gate == "element" else 1
-    shared: dict[str, Any] = {
-      "init": nnx.initializers.normal(config.init_std),
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
-    self.input = linear.linear(config.width, features, **shared)
-    self.latent = linear.linear(config.width, features, **shared)
-    bias = jnp.full(features, config.gate_bias, shared["precision"].params)
+    options = causal.matrix_options(config, rngs)
+    self.input = linear.linear(config.width, features, **options)
+    self.latent = linear.linear(config.width, features, **options)
+    bias = jnp.full(features, config.gate_bias, options["precision"].params)
     self.bias = nnx.Param(bias)
-
-
-def make_gates(config: Config, rngs: nnx.Rngs) -> Gate | None:
-  """The gates of all layers, stacked; None if the gate is fixed."""
-  if config.gate not in LEARNED:
-    return None
-  return jax.vmap(lambda key: Gate(config, rngs=nnx.Rngs(params=key)))(
-    jax.random.split(rngs.params(), config.num_layers)
-  )
 
 
 class Layer(NamedTuple):

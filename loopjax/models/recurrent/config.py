@@ -123,7 +123,7 @@ class Config(stack.StackConfig):
     checks.positive("model", self, "input_scale")
     checks.at_least(
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
-      num_with_gradient=0, depth_sigma=0, state_std=0, relaxed_rank=0,
+      num_with_gradient=0, state_std=0, relaxed_rank=0,
     )  # fmt: skip
     drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")
@@ -147,8 +147,7 @@ class Config(stack.StackConfig):
         f" model.injection={self.injection!r} no loop reads the tokens",
         (Moot("model.state", "input", ("model.injection",)),),
       )
-    if self.depth_sigma > 2:
-      raise UserError(f"model.depth_sigma={self.depth_sigma} must be at most 2")
+    checks.within("model", self, depth_sigma="[0, 2]")
     if self.max_loops and self.max_loops < self.num_loops:
       raise UserError(
         f"model.max_loops={self.max_loops} is less than"
@@ -197,8 +196,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   Also FLOPs of a training step: three forward passes for parts with a gradient,
   one for parts without; the mean over depths.
 
-  A multiply-add counts as two; point-wise operations, and the sums of
-  `loop.relaxed`, once for all tokens, are not counted.
+  The sums of `loop.relaxed`, once for all tokens, are not counted.
 
   Raises:
     UserError: see `Config.check_loops`.
@@ -215,7 +213,7 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   last = config.num_with_gradient
   with_gradient = depth_lib.expected(pmf, last) if last else all_loops
   return {
-    "flops_per_example": [once + loop * (k + 1) for k in range(num_loops)],
+    "flops_per_example": block.flops_by_loop(once, loop, num_loops),
     "training_flops_per_example": round(
       3 * once + loop * (all_loops + 2 * with_gradient)
     ),

@@ -288,10 +288,7 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """FLOPs on one example, by number of passes, and of training.
-
-  A multiply-add counts as two; point-wise operations are not counted.
-  """
+  """FLOPs on one example, by number of passes, and of training."""
   shape, length = config.block_shape(), config.window
   num_last = last_chunk(config, spec)
   num_windows = -(-(spec.sequence_length - num_last) // length)

@@ -35,7 +35,7 @@ from loopjax.loop import driver, windows
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.sleep.config import Config, last_chunk
-from loopjax.nn import hybrid, remat, rope
+from loopjax.nn import hybrid, remat, rope, stack
 from loopjax.nn.attention.cache import KeyValues
 from loopjax.nn.fast_weights import layer as fast_weights
 from loopjax.protocols import AnyTeacher
@@ -94,18 +94,16 @@ class Model(nnx.Module):
     self.config, self.spec, self.options = config, spec, options
     checks.one_document(spec, "carries fast weights along a row")
     last_chunk(config, spec)  # Raises if the task does not fit the windows.
-    shared: dict[str, Any] = {
-      "kernels": KERNELS[options.kernels],
-      "precision": PRECISIONS[config.precision],
-      "rngs": rngs,
-    }
     self.token_embedding = causal.token_embedding(config, spec, rngs)
     self.layers = causal.layers(config, config.num_layers, options, rngs)
-    self.memories = hybrid.make_memories(
+    self.memories = stack.stacked(
+      config.num_memory_layers,
+      rngs,
+      hybrid.MemoryBlock,
       config.block_shape(),
       config.memory_shape(),
-      config.num_memory_layers,
-      **shared,
+      kernels=KERNELS[options.kernels],
+      precision=PRECISIONS[config.precision],
     )
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
@@ -316,8 +314,8 @@ class Model(nnx.Module):
 
   def embed(self, inputs: Array) -> Tokens:
     """Embeds token ids [B, S] and masks padding ids."""
-    first_padding = self.spec.vocab_size - self.spec.num_padding_tokens
-    mask = inputs < first_padding if self.spec.num_padding_tokens else None
+    spec = self.spec
+    mask = inputs < spec.num_tokens if spec.num_padding_tokens else None
     return Tokens(self.token_embedding(inputs), mask)
 
   def _window(self, tokens: Tokens, past_mask: Array) -> windows.Window:

@@ -130,16 +130,9 @@ HALTING: dict[str, Callable[[Config], Any]] = {
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """FLOPs of a forward pass on one example, by number of loops.
-
-  A multiply-add counts as two; point-wise operations are not counted.
-  """
+  """FLOPs of a forward pass on one example, by number of loops."""
   tokens = config.num_memory_tokens + spec.sequence_length
   router = 0 if config.halting == "fixed" else 2 * tokens * config.width
   per_loop = block.flops(config.block_shape(), tokens) + router
   head = 2 * spec.sequence_length * config.width * spec.vocab_size
-  return {
-    "flops_per_example": [
-      head + per_loop * (loop + 1) for loop in range(num_loops)
-    ]
-  }
+  return {"flops_per_example": block.flops_by_loop(head, per_loop, num_loops)}

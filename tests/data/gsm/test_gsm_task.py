@@ -313,7 +313,7 @@ def test_padding_and_weights_are_where_the_spec_says():
   spec = task.spec(SMALL)
   for split in ("train", "test"):
     got = joined(SMALL, split, 3)
-    real = spec.vocab_size - spec.num_padding_tokens
+    real = spec.num_tokens
     assert language.PADDING == real == got["inputs"].max()
     assert got["targets"].max() < real
     assert spec.sequence_length == got["inputs"].shape[1] == 144
