@@ -35,6 +35,10 @@ from loopjax.watch import runs as watch_runs
     ("import nothing", "{file}, line 1: ModuleNotFoundError: No module named"),
     ("def get_config(:", "{file}: SyntaxError: "),
     ("", "the file defines no get_config"),
+    (
+      "def get_config(arg=''):\n  pass",
+      "{file}: get_config returned None, not a config",
+    ),
   ],
 )
 def test_a_mistake_in_a_config_says_where_it_is(
