@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from loopjax import sections
-from loopjax.errors import STORAGE, Parser, UserError, local_path, similar
+from loopjax.errors import (
+  STORAGE,
+  Parser,
+  UserError,
+  local_path,
+  place_of,
+  similar,
+)
 
 _ENDING = threading.Lock()
 _SETTING = "--config."
@@ -216,6 +223,6 @@ def ending_when_full(place: str) -> Iterator[None]:
 def _end(error: OSError, place: str) -> NoReturn:
   """Ends the process with one line, from the first thread that fails."""
   _ENDING.acquire()  # Never released.
-  where = error.filename or place
+  where = place_of(error, place)
   print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
   os._exit(2)  # Other writers would each fail with a long traceback.

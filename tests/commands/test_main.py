@@ -467,3 +467,12 @@ def test_a_disk_that_is_full_for_many_threads_is_one_line():
   )
   assert done.returncode == 2
   assert done.stderr == "error: --workdir=runs/full: No space left on device\n"
+
+
+def test_a_full_disk_behind_the_output_is_not_the_runs():
+  with open("/dev/full", "w", encoding="utf-8") as full:
+    ended = subprocess.run(
+      [sys.executable, "-c", FULL_DISK], stdout=full, stderr=subprocess.PIPE
+    )
+  said = b"error: standard output: No space left on device\n"
+  assert (ended.returncode, ended.stderr) == (2, said)
