@@ -155,8 +155,8 @@ for threshold in (1.0, 0.9, 0.7, 0.5, 0.3, 0.1):
   started = time.monotonic()
   written = write(threshold)
   seconds = time.monotonic() - started
-  count = sum(one.num_tokens for one in written)
-  ran = sum(one.num_loops for one in written) / count
+  count = sum(one.costs.tokens for one in written)
+  ran = sum(one.costs.loops for one in written) / count
   print(f"{threshold:9} {ran:14.2f} {count / seconds:16.0f}")
 
 # %% [markdown]

@@ -115,8 +115,16 @@ def kernel(tmp_path_factory):
     yield client
 
 
-@pytest.mark.manual  # Half a minute each, most of it compiling.
-@every_notebook
+@pytest.mark.parametrize(
+  "path",
+  [
+    # The others take up to a minute each, most of it compiling.
+    pytest.param(path, id=path.stem, marks=() if quick else pytest.mark.manual)
+    for path in PATHS
+    for quick in [path.stem in ("6_ouro", "7_your_own")]
+  ],
+)
+@pytest.mark.long
 def test_it_runs_at_smoke_size(path, kernel):
   kernel.nb = jupytext.read(path.with_suffix(".py"))
   kernel.nb.cells.append(nbformat.v4.new_code_cell("%reset -f"))
