@@ -184,7 +184,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
     except OSError as error:
       if error.errno not in STORAGE:
         raise
-      print_error(f"{error.filename or _unnamed()}: {error.strerror}")
+      print_error(f"{place_of(error, 'a file')}: {error.strerror}")
       return 2
 
   return guarded
@@ -200,13 +200,15 @@ def _check_current_folder() -> None:
     ) from None
 
 
-def _unnamed() -> str:
-  """What could not be written, where the error names no file."""
+def place_of(error: OSError, otherwise: str) -> str:
+  """What could not be written; `otherwise` if the error names no file."""
+  if error.filename:
+    return str(error.filename)
   try:
     print(flush=True)  # Fails again if it is the output.
   except OSError:
     return "standard output"
-  return "a file"
+  return otherwise
 
 
 def leave(status: int) -> NoReturn:

@@ -229,6 +229,16 @@ def test_what_is_imported_is_what_an_installation_asks_for():
     assert asked & {package.lower() for package in packages[name]}, name
 
 
+def test_an_editable_installation_is_a_folder_in_the_path():
+  """Otherwise `import loopjax` beside a clone is the clone's empty folder.
+
+  `package_dir` decides: setuptools writes a finder without it.
+  """
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  assert setup["options"]["package_dir"].split() == ["=", "."]
+
+
 def test_a_wheel_has_every_file():
   """Files other than modules are packaged only if setup.cfg names them."""
   setup = configparser.ConfigParser()

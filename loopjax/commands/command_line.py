@@ -6,12 +6,18 @@ import os
 import pathlib
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from loopjax import sections
-from loopjax.errors import STORAGE, Parser, UserError, local_path, similar
+from loopjax.errors import (
+  STORAGE,
+  Parser,
+  UserError,
+  local_path,
+  place_of,
+  similar,
+)
 
 _ENDING = threading.Lock()
 _SETTING = "--config."
@@ -143,6 +149,8 @@ def _with_runs(options: Any, importer: Callable[[Any, str], str]) -> str:
 
 def _load(config_name: str) -> Any:
   """The config that --config=FILE[:argument] names, locked."""
+  import ml_collections
+
   from loopjax.config import presets
 
   file, argument = sections.split_name(config_name)
@@ -155,21 +163,15 @@ def _load(config_name: str) -> Any:
     raise UserError(f"--config: no such file: {path}{near}")
   if path.suffix != ".py":
     raise UserError(f"--config: {path} is not a Python file")
-  try:
+  with presets.running(file):
     get_config = presets.read(file).get("get_config")
     if get_config is None:
       raise UserError("--config: the file defines no get_config")
     config = get_config(argument) if argument else get_config()
-  except UserError:
-    raise
-  except Exception as error:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
-    place = f"{file}, line {lines[-1]}" if lines else file
-    said = (str(error).strip() or "no message").splitlines()[-1].strip()
+  if not isinstance(config, ml_collections.ConfigDict):
     raise UserError(
-      f"--config: {place}: {type(error).__name__}: {said}"
-    ) from error
+      f"--config: {file}: get_config returned {config!r:.80}, not a config"
+    )
   config.lock()
   return config
 
@@ -221,6 +223,6 @@ def ending_when_full(place: str) -> Iterator[None]:
 def _end(error: OSError, place: str) -> NoReturn:
   """Ends the process with one line, from the first thread that fails."""
   _ENDING.acquire()  # Never released.
-  where = error.filename or place
+  where = place_of(error, place)
   print(f"error: {where}: {error.strerror}", file=sys.stderr, flush=True)
   os._exit(2)  # Other writers would each fail with a long traceback.

@@ -3,6 +3,7 @@
 Nothing is built: costs are counted, and times are estimated for this machine.
 """
 
+import ast
 import functools
 import pathlib
 import re
@@ -169,12 +170,16 @@ def listing() -> str:
 
 def _config(path: pathlib.Path) -> str:
   """The description of a config, and a few lines on each of its presets."""
-  names = presets.read(path)
-  summary, _, rest = names["__doc__"].partition("\n")
+  with presets.running(path):
+    # From its text: with -OO, Python drops docstrings.
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    names = presets.read(path)
+  summary, _, rest = said.partition("\n")
   lines = [_wrapped("", f"configs/{path.name}: {summary}", 2)]
   for name, text in _DESCRIBED.findall(rest):
-    if name in names["PRESETS"]:
-      settings = config_lib.resolve(names["get_config"](name))
+    if name in names.get("PRESETS", ()):
+      with presets.running(path):
+        settings = config_lib.resolve(names["get_config"](name))
       seconds = machine.training_seconds(
         settings.training_flops, settings.model.width
       )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import ml_collections
+import numpy as np
 
 from loopjax import sections, sharding
 from loopjax.config import settings
@@ -148,6 +149,7 @@ def override(
     family = config.model.name
     renames.say(family, {typed: new_value})
     ((key, value),) = renames.present(family, {typed: new_value}).items()
+    value = value.item() if isinstance(value, np.generic) else value
     if key in present or (key != typed and key in values):
       raise renames.twice(typed, key)
     present[key] = value

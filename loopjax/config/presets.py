@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import pathlib
 import runpy
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -201,6 +202,23 @@ def located(config_name: str) -> str:
 def read(path: str | pathlib.Path) -> dict[str, Any]:
   """The names that a config file defines."""
   return runpy.run_path(str(path))
+
+
+@contextlib.contextmanager
+def running(file: str | pathlib.Path) -> Iterator[None]:
+  """Raises UserError, with the line, where the code of a config file fails."""
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    place = f"{file}, line {lines[-1]}" if lines else file
+    said = (str(error).strip() or "no message").splitlines()[-1].strip()
+    raise UserError(
+      f"--config: {place}: {type(error).__name__}: {said}"
+    ) from error
 
 
 def beside(file: str, name: str) -> dict[str, Any]:

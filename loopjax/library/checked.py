@@ -37,10 +37,8 @@ def seed(value: Any) -> int:
 def setting(name: str, value: Any) -> Any:
   """A setting's value as a config has it.
 
-  NumPy's numbers become Python's, and paths text, joined by commas.
+  Paths become text, joined by commas.
   """
-  if isinstance(value, np.generic):
-    return value.item()
   is_list = isinstance(value, list | tuple) and name.endswith("_files")
   if not is_list and not isinstance(value, os.PathLike):
     return value

@@ -1,5 +1,6 @@
 """The items of a named sweep: their overrides and directories."""
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -53,16 +54,7 @@ def make_items(
     UserError: the sweep does not exist, an item is invalid with this config, or
       a sweep-*.json cannot be read.
   """
-  try:
-    there_are = sweeps(config)
-  except AttributeError as error:  # A setting of another family.
-    if not isinstance(error.obj, ml_collections.ConfigDict):
-      raise
-    lacks = " ".join(str(error).split()).strip("\"'")
-    raise UserError(
-      f"--sweep={name}: this config's sweeps do not support"
-      f" model.name={config.model.name!r}, which lacks {lacks}"
-    ) from error
+  there_are = sweeps(config)
   if name not in there_are:
     raise UserError(
       f"--sweep={name}: no such sweep; expected one of"
@@ -73,11 +65,7 @@ def make_items(
   earlier_items = _known(workdir, name)
   items: list[SweepItem] = []
   for item_overrides in there_are[name]:
-    earlier = {
-      key: items[value.item].slug
-      for key, value in item_overrides.items()
-      if isinstance(value, config_lib.WorkdirOf)
-    }
+    earlier = _earlier(name, item_overrides, items)
     workdirs = {key: str(workdir / name) for key, name in earlier.items()}
     overrides = {**item_overrides, **workdirs}
     if clash := sorted(set(common) & set(overrides)):
@@ -98,6 +86,22 @@ def make_items(
     items.append(SweepItem(overrides, dict(plain), directory, needs))
     earlier_items.append(_Known("", {}, dict(plain), directory))
   return items
+
+
+def _earlier(
+  name: str, overrides: Mapping[str, Any], items: Sequence[SweepItem]
+) -> dict[str, str]:
+  """The slug of the item to which each WorkdirOf of the overrides refers."""
+  found = {}
+  for key, value in overrides.items():
+    if isinstance(value, config_lib.WorkdirOf):
+      if value.item not in range(len(items)):
+        raise UserError(
+          f"sweep {name}, item {len(items)}: {key}={value} is not an earlier"
+          " item; they are counted from 0"
+        )
+      found[key] = items[value.item].slug
+  return found
 
 
 class _Known(NamedTuple):
@@ -224,4 +228,36 @@ def load_sweeps(config_name: str) -> Any:
   sweeps = presets.read(path).get("sweeps")
   if sweeps is None:
     raise UserError(f"--config={path} defines no sweeps")
-  return sweeps
+  return functools.partial(_sweeps, path, sweeps)
+
+
+def _sweeps(
+  path: str, sweeps: Any, config: ml_collections.ConfigDict
+) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+  """What the `sweeps` function of a config file returns, checked.
+
+  Raises:
+    UserError: it fails, or its result is not a dict of lists of overrides.
+  """
+  with presets.running(path):
+    try:
+      there_are = sweeps(config)
+    except AttributeError as error:  # A setting of another family.
+      if not isinstance(error.obj, ml_collections.ConfigDict):
+        raise
+      lacks = " ".join(str(error).split()).strip("\"'")
+      raise UserError(
+        f"--config={path}: its sweeps do not support"
+        f" model.name={config.model.name!r}, which lacks {lacks}"
+      ) from error
+  named = there_are.items() if isinstance(there_are, Mapping) else [("", None)]
+  for name, items in named:
+    if not isinstance(items, list | tuple) or not all(
+      isinstance(item, Mapping) for item in items
+    ):
+      what = f"sweep {name} is" if name else "sweeps returns"
+      raise UserError(
+        f"--config={path}: {what} not as in docs/howto/sweep.md: lists of"
+        " overrides, {'section.key': value}, by name"
+      )
+  return there_are

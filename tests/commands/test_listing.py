@@ -3,7 +3,7 @@
 from importlib import metadata
 
 import pytest
-from tests_support import CONFIGS, ROOT, namespace
+from tests_support import CONFIGS, ROOT, namespace, refused
 
 import loopjax
 from loopjax import sections
@@ -45,6 +45,26 @@ def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
 )
 def test_costs_have_a_unit_and_no_exponent(number, text):
   assert describe._short(number) == text
+
+
+def test_a_config_of_the_user_is_listed_with_what_it_has(monkeypatch, tmp_path):
+  """Without a docstring or presets, and with python -OO, too."""
+  monkeypatch.setattr(presets, "folder", lambda: tmp_path)
+  (tmp_path / "a_bare.py").write_text("def get_config(arg=''): pass\n")
+  text = '"""Mine.\n\n  tiny    small.\n"""\n'
+  (tmp_path / "b_mine.py").write_text(text)
+  monkeypatch.setattr(presets, "read", lambda path: {"__doc__": None})
+  *_, bare, mine = describe.listing().split("\n\n")
+  assert (bare, mine) == ("configs/a_bare.py:", "configs/b_mine.py: Mine.")
+
+
+def test_a_config_that_fails_is_named_by_the_listing(monkeypatch, tmp_path):
+  monkeypatch.setattr(presets, "folder", lambda: tmp_path)
+  file = tmp_path / "a_broken.py"
+  for text in ("import nothing_here", "def get_config(:"):
+    file.write_text(text)
+    with refused(f"--config: {file}"):
+      describe.listing()
 
 
 @pytest.mark.parametrize("place", ["", "site-packages"])

@@ -35,6 +35,10 @@ from loopjax.watch import runs as watch_runs
     ("import nothing", "{file}, line 1: ModuleNotFoundError: No module named"),
     ("def get_config(:", "{file}: SyntaxError: "),
     ("", "the file defines no get_config"),
+    (
+      "def get_config(arg=''):\n  pass",
+      "{file}: get_config returned None, not a config",
+    ),
   ],
 )
 def test_a_mistake_in_a_config_says_where_it_is(
@@ -463,3 +467,12 @@ def test_a_disk_that_is_full_for_many_threads_is_one_line():
   )
   assert done.returncode == 2
   assert done.stderr == "error: --workdir=runs/full: No space left on device\n"
+
+
+def test_a_full_disk_behind_the_output_is_not_the_runs():
+  with open("/dev/full", "w", encoding="utf-8") as full:
+    ended = subprocess.run(
+      [sys.executable, "-c", FULL_DISK], stdout=full, stderr=subprocess.PIPE
+    )
+  said = b"error: standard output: No space left on device\n"
+  assert (ended.returncode, ended.stderr) == (2, said)

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent import futures
 
+import numpy as np
 import pytest
 from tests_support import (
   CONFIGS,
@@ -18,6 +19,7 @@ from tests_support import (
   crossing,
   load_config,
   namespace,
+  refused,
   smoke,
 )
 
@@ -607,13 +609,48 @@ def test_no_sweep_has_the_name_of_a_preset():
     assert not {*there["PRESETS"], *there.get("CHANGES", ())} & {*sweeps}
 
 
-def test_a_fault_of_the_sweeps_themselves_is_not_another_familys():
-  """Only settings that the config lacks are reported."""
+@pytest.mark.parametrize(
+  ("returned", "says"),
+  [
+    ("config.model.no_such", "its sweeps do not support .* lacks no_such"),
+    ("steps", "mine.py, line 4: NameError: name 'steps' is not defined"),
+    ("{}.steps", "line 4: AttributeError: 'dict' object has no attribute 's"),
+    ("{'a': {'run.seed': 1}}", "sweep a is not as in docs/howto/sweep.md"),
+    ("{'a': ['run.seed']}", "sweep a is not as in docs/howto/sweep.md: lis"),
+    ("None", "sweeps returns not as in docs/howto/sweep.md"),
+    (
+      "{'a': [{'run.init_from': config_lib.WorkdirOf(0)}]}",
+      r"sweep a, item 0: run.init_from=WorkdirOf\(item=0\) is not an earlier",
+    ),
+  ],
+)
+def test_a_mistake_in_sweeps_says_where_it_is(returned, says, tmp_path):
+  """A setting that the family lacks is not the file's fault."""
+  file = tmp_path / "mine.py"
+  file.write_text(
+    f"""from loopjax import config as config_lib
+
+def sweeps(config):
+  return {returned}
+"""
+  )
   config = load_config("sudoku_utm", "smoke")
-  with pytest.raises(AttributeError, match="has no attribute 'stepz'"):
-    items_lib.make_items(config, lambda _: items_lib.stepz, "a", {})
-  with pytest.raises(UserError, match="do not support .* lacks no_such"):
-    items_lib.make_items(config, lambda c: c.model.no_such, "a", {})
+  with refused(says):
+    items_lib.make_items(config, items_lib.load_sweeps(str(file)), "a", {})
+
+
+def test_an_axis_may_be_of_numpys_numbers(tmp_path):
+  def sweeps(_):
+    loops = config_lib.axis("model.num_loops", *np.arange(2, 4))
+    rates = config_lib.axis("optim.learning_rate", *np.float32([0.5, 0.25]))
+    return {"a": config_lib.product(loops, rates)}
+
+  config = load_config("sudoku_utm", "smoke")
+  first, *_, last = items_lib.make_items(config, sweeps, "a", {})
+  assert first.slug == "model.num_loops=2,learning_rate=0.5"
+  assert last.config["model"]["num_loops"] == 3
+  assert last.overrides["optim.learning_rate"] == 0.25
+  items_lib.write_manifest(tmp_path, "a", "c.py", {}, [first, last])
 
 
 def test_an_item_without_its_setting_is_one_line():

@@ -125,7 +125,7 @@ def find(source: str) -> list[str]:
   """The files of a source, sorted by name.
 
   Raises:
-    UserError: no file matches, or a download fails.
+    UserError: no file matches, the source is no file, or a download fails.
   """
   if source.startswith(hub.PREFIX):
     return hub.download_all(source, "set task.train_files to local files")
@@ -137,8 +137,13 @@ def find(source: str) -> list[str]:
       f"{source}: is a directory; expected files, such as "
       f"{source.rstrip('/')}/*"
     )
-  if os.path.exists(source):
+  if os.path.isfile(source):
     return [source]
+  if os.path.exists(source):
+    raise UserError(
+      f"{source}: is a pipe or a device, which cannot be read twice; save its"
+      " content as a file"
+    )
   paths = sorted(
     p for p in glob.glob(source, recursive=True) if os.path.isfile(p)
   )

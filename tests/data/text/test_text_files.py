@@ -267,6 +267,9 @@ def test_sources(tmp_path):
   assert files.find(f"{tmp_path}/c.md") == [f"{tmp_path}/c.md"]
   with pytest.raises(UserError, match="is a directory"):
     files.find(str(tmp_path))
+  os.mkfifo(tmp_path / "pipe")  # As of a shell's <(zcat a.txt.gz).
+  with pytest.raises(UserError, match="pipe: is a pipe or a device, which can"):
+    files.find(f"{tmp_path}/pipe")
   with pytest.raises(UserError, match="no such file$"):
     files.find(f"{tmp_path}/*.jsonl")
   with pytest.raises(
