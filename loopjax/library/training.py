@@ -68,9 +68,8 @@ def fit(
 
   Raises:
     UserError: the data end before the steps do, a batch is not what the model
-      reads or of another shape than the first, the parameters are stored in
-      bfloat16, the objective needs a teacher or is not of this form, or the
-      loss is not finite.
+      reads or of another shape than the first, the parameters are bfloat16, the
+      objective needs a teacher or is not of this form, or the loss not finite.
   """
   steps = checked.integer("steps", steps, 1)
   every = checked.integer("every", every, 1)
@@ -100,7 +99,6 @@ def fit(
     settings.optim.adaptation,
   )
   state = init(model.params, jax.random.key(seed), carried)
-  alpha = settings.optim.lora_alpha
   progress = _Progress(steps)
   batch, kept = first, []
   for number in range(1, steps + 1):
@@ -111,7 +109,7 @@ def fit(
     if number % every == 0 or number == steps:
       _check_finite(state.bad)
       means, kept = _means(kept), []
-      params = step.scored_params(state, alpha)
+      params = step.scored_params(state, settings.optim.lora_alpha)
       about = dataclasses.replace(
         model.about,
         steps=model.about.steps + number,
