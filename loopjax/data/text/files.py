@@ -125,7 +125,7 @@ def find(source: str) -> list[str]:
   """The files of a source, sorted by name.
 
   Raises:
-    UserError: no file matches, the source is no file, or a download fails.
+    UserError: no file matches, the source is a pipe, or a download fails.
   """
   if source.startswith(hub.PREFIX):
     return hub.download_all(source, "set task.train_files to local files")
