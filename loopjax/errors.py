@@ -206,7 +206,7 @@ def place_of(error: OSError, otherwise: str) -> str:
     return str(error.filename)
   try:
     print(flush=True)  # Fails again if it is the output.
-  except OSError:
+  except (OSError, ValueError):  # Full, or closed.
     return "standard output"
   return otherwise
 

@@ -172,7 +172,8 @@ def _config(path: pathlib.Path) -> str:
   """The description of a config, and a few lines on each of its presets."""
   with presets.running(path):
     # From its text: with -OO, Python drops docstrings.
-    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    parsed = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    said = ast.get_docstring(parsed) or ""
     names = presets.read(path)
   summary, _, rest = said.partition("\n")
   lines = [_wrapped("", f"configs/{path.name}: {summary}", 2)]

@@ -85,6 +85,7 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   program = program_lib.make_program(
     settings, machine.devices, teacher_lib.read(settings), machine.memory
   )
+  program_lib.check_step(program)
   batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state
   arguments = {

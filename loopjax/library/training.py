@@ -69,7 +69,7 @@ def fit(
   Raises:
     UserError: the data end before the steps do, a batch is not what the model
       reads or of another shape than the first, the parameters are bfloat16, the
-      objective needs a teacher or is not of this form, or the loss not finite.
+      objective needs a teacher or has another form, or the loss is not finite.
   """
   steps = checked.integer("steps", steps, 1)
   every = checked.integer("every", every, 1)

@@ -97,8 +97,8 @@ def make_program(
       device.
 
   Raises:
-    UserError: the mesh does not fit the batches, the parameters or the loss,
-      or loop.kernels do not support the devices or the model.
+    UserError: the mesh does not fit the batches or the parameters, or
+      loop.kernels do not support the devices.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   _check_mesh(settings, mesh)
@@ -146,7 +146,7 @@ def make_program(
     layout=layout,
     alpha=settings.optim.lora_alpha,
   )
-  program = Program(
+  return Program(
     settings=settings,
     mesh=mesh,
     graphdef=graphdef,
@@ -167,10 +167,6 @@ def make_program(
     abstract_teacher=with_shardings(teacher_params, teacher_shardings),
     teacher=teacher,
   )
-  # Some kernels do not support the model, and some losses compare rows.
-  if settings.loop.kernels != "xla" or _rows_at_once(settings, mesh) == 1:
-    _check_step(program)  # Fails before anything is written.
-  return program
 
 
 def _check_mesh(settings: config_lib.Settings, mesh: Mesh) -> None:
@@ -273,12 +269,16 @@ def _rows_at_once(settings: config_lib.Settings, mesh: Mesh) -> int:
   return settings.run.batch_size // (ways * settings.run.num_microbatches)
 
 
-def _check_step(program: Program) -> None:
-  """Raises UserError if the train step does not support these settings.
+def check_step(program: Program) -> None:
+  """Traces the train step where it may fail, before anything is written.
 
-  By tracing it.
+  Raises:
+    UserError: a kernel does not support the model, or the loss compares rows
+      and a device has only one at a time.
   """
   kernels = program.settings.loop.kernels
+  if kernels == "xla" and _rows_at_once(program.settings, program.mesh) > 1:
+    return
   batches = abstract_batches(program.settings, program.mesh)
   try:
     jax.eval_shape(

@@ -16,7 +16,8 @@ from loopjax import checks
 from loopjax.errors import UserError, writing
 from loopjax.run import renames, zoo
 
-# Sections that may differ between starts: they do not affect what is learned.
+# Sections that may differ between starts: they do not affect what is learned
+# (but for a learned depth, which compares the rows of a device).
 _FREE_SECTIONS = ("eval", "mesh", "loop")
 _FREE_KEYS = (
   "run.num_microbatches",

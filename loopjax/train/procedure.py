@@ -176,6 +176,7 @@ def _run(
   environment = provenance.environment()
   teacher = teacher_lib.read(settings)
   program = program_lib.make_program(settings, teacher=teacher)
+  program_lib.check_step(program)
   datasets = make_datasets(settings, program.mesh)
   if settings.run.keep_best or settings.run.stop_after:
     evaluate.check_metric(

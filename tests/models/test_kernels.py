@@ -233,7 +233,7 @@ def test_models_that_kernels_do_not_support(name, kernels, says, monkeypatch):
   monkeypatch.setattr(build, "check_kernels", lambda *_: None)
   config = load_config(name, f"smoke,loop.kernels={kernels}")
   with pytest.raises(UserError, match=f"loop.kernels='{kernels}': .*{says}"):
-    program.make_program(config_lib.resolve(config))
+    program.check_step(program.make_program(config_lib.resolve(config)))
 
 
 # Other tasks and families with the layers of one that is left, whose tracing
@@ -284,7 +284,8 @@ def test_every_preset_has_kernels_or_a_line_that_says_why_not(
         config.model[key] = min(few, config.model[key])
     config.loop.kernels = kernels
     try:
-      program.make_program(config_lib.resolve(config), jax.devices()[:1])
+      made = program.make_program(config_lib.resolve(config), jax.devices()[:1])
+      program.check_step(made)
     except UserError as error:
       return str(error)
     return ""
