@@ -220,8 +220,8 @@ display(Image.open(path).convert("RGB").quantize(200))
 # %% [markdown]
 # In the run shown here, sharing keys and values without training makes the
 # model much worse, even with their mean; MELT uses a fourth of the cache and
-# loses 1 %. Sums depend little on distant tokens, and phase 2 adds nothing: the
-# paper generates up to 32,768 tokens.
+# loses less than 1 %. Sums depend little on distant tokens, and phase 2 adds
+# little: the paper generates up to 32,768 tokens.
 #
 # ## Generate
 #
