@@ -10,7 +10,10 @@ teacher (docs/hub.md):
   loopjax sweep --sweep=phases \
       --config=configs/lm_melt_tune.py:import=SmolLM2-135M,task.train_files=my.txt
 
-A transformer gets two loops (`model.num_loops`). Presets:
+A transformer gets two loops (`model.num_loops`). The sweep `sharing` trains
+them, and then for two fifths as many steps each: the loops, MELT without a
+teacher, and a shared first loop with windows of 16 tokens; and last the
+transformer, for as many steps as both together. Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
           text, in chunks of 16. Not measured.
@@ -58,7 +61,20 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     **taught, "run.init_from": WorkdirOf(1), "run.init_fresh": "",
     "model.align_weight": 0.1,
   }  # fmt: skip
+  on = {
+    "run.init_from": WorkdirOf(0), "run.num_steps": presets.steps(config, 2, 5),
+  }  # fmt: skip
+  windows = {
+    **loops, **on, "model.name": "plt", "model.loop_norm": "per_loop",
+    "model.window": 16, "run.init_fresh": "window_gates",
+    "optim.rates": ("window_gates=10",),
+  }  # fmt: skip
+  # Without further loops, a cache of one loop is the whole one.
+  once = {
+    **loops, "model.num_loops": 1, "run.num_steps": presets.steps(config, 7, 5),
+  }  # fmt: skip
   return {
     "phases": [loops, phase_1, phase_2],
+    "sharing": [loops, {**loops, **on}, on, windows, once],
     "learning_rates": _COMMON["learning_rates"](config),
   }
