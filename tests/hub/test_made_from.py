@@ -156,17 +156,38 @@ def test_one_command_imports_and_plans_all_phases(folder, tmp_path, capsys):
   assert (first["model"]["alpha"], second["model"]["align_weight"]) == (0, 0.1)
 
 
+def test_caches_are_compared_from_the_same_loops(run):
+  """As many steps each, the transformer's both together; fresh gates alone."""
+  config = load_config("lm_melt_tune", f"import={run},run.num_steps=10")
+  sweeps = items_lib.load_sweeps(MELT.partition("=")[2])
+  items = items_lib.make_items(config, sweeps, "sharing", {})
+  assert [len(item.needs) for item in items] == [0, 1, 1, 1, 0]
+  found = [
+    (x["model"]["name"], x["model"]["num_loops"], x["run"]["num_steps"],
+     x["run"]["init_fresh"])
+    for x in (item.config for item in items)
+  ]  # fmt: skip
+  assert found == [
+    ("looped", 2, 10, ""), ("looped", 2, 4, ""),
+    ("melt", 2, 4, "^latent_gates/"), ("plt", 2, 4, "window_gates"),
+    ("looped", 1, 14, ""),
+  ]  # fmt: skip
+
+
 @pytest.mark.manual
-def test_all_phases_of_melt_run_and_its_text_can_be_read(run, text, tmp_path):
+@pytest.mark.parametrize("name, melt_at", [("phases", -1), ("sharing", 2)])
+def test_sweeps_of_melt_run_and_its_text_can_be_read(
+  name, melt_at, run, text, tmp_path
+):
   argument = f"import={run},task.train_files={text},{SHORT}"
   config = load_config("lm_melt_tune", argument)
   sweeps = items_lib.load_sweeps(MELT.partition("=")[2])
-  items = items_lib.make_items(config, sweeps, "phases", {}, tmp_path)
+  items = items_lib.make_items(config, sweeps, name, {}, tmp_path)
   for item in items:
     one = config.copy_and_resolve_references()
     config_lib.override(one, item.overrides)
     train.run(one, tmp_path / item.slug, "train")
-  workdir = tmp_path / items[-1].slug
+  workdir = tmp_path / items[melt_at].slug
   gates = trained.read(workdir).params["latent_gates"]
   assert np.abs(gates["bias"]).max() > 0
   made = loopjax.load(workdir).generate(
