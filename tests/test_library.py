@@ -674,6 +674,7 @@ def test_models_of_the_pages_can_be_built():
     ),
     (lambda m: m.generate("a\ud800"), "prompt is not UTF-8"),
     (lambda m: m.generate("a", stop=None), "stop=None must be a string"),
+    (lambda m: m.generate("a", stop=["b", ""]), "stop='' is empty"),
     (
       lambda m: of_zoo("sudoku_6x6").generate("1"),
       "does not generate text",

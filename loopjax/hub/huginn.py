@@ -114,6 +114,12 @@ def _config(model: recurrent.Config, vocab_size: int) -> dict[str, Any]:
       f"model.head_width={model.head_width}: the layout requires width /"
       " num_heads"
     )
+  if model.qk_bias and shape.num_key_value_heads != shape.num_heads:
+    raise UserError(
+      f"model.num_key_value_heads={model.num_key_value_heads}: with"
+      " model.qk_bias=True, the layout requires as many as"
+      f" model.num_heads={shape.num_heads}"
+    )
   parts = model.num_prelude, model.num_layers, model.num_coda
   depth = model.num_prelude + model.num_loops * model.num_layers
   depth += model.num_coda

@@ -70,6 +70,8 @@ def generate(
       if not isinstance(value, str):
         raise UserError(f"{name}={value!r} must be a string")
       checks.unicode(name, value)
+  if "" in stops:
+    raise UserError("stop='' is empty; expected a string that ends the text")
   if not prompts:
     return []
   settings = model.about.settings

@@ -64,10 +64,11 @@ def check_scaling(scaling: Sequence[float]) -> None:
       f"model.rope_scaling={scaling!r} must have {len(Scaling._fields)} numbers"
     )
   factor, low, high, length = scaling
-  if not (factor >= 1 and 0 < low < high and length >= 1):
+  is_whole = length >= 1 and length % 1 == 0
+  if not (factor >= 1 and 0 < low < high and is_whole):
     raise UserError(
-      f"model.rope_scaling={scaling!r}: needs factor >= 1, 0 < low < high,"
-      " length >= 1"
+      f"model.rope_scaling={scaling!r}: needs factor >= 1, 0 < low < high, and"
+      " a whole number of tokens"
     )
 
 

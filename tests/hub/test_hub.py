@@ -1,5 +1,6 @@
 """Models of the Hub: what they compute, there and back, and broken folders."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -152,7 +153,7 @@ def test_a_scaled_rotation_is_refused_where_there_is_none(tmp_path):
   folder = examples.make_folder(tmp_path / "hub", "llama3")
   with pytest.raises(UserError, match="rope_scaling: `recurrent` does not"):
     retrofit(folder, tmp_path / "run", Retrofit("0:1"))
-  for wrong in ((1.0,), (8.0, 4.0, 1.0, 16.0)):
+  for wrong in ((1.0,), (8.0, 4.0, 1.0, 16.0), (8.0, 1.0, 4.0, 16.5)):
     with pytest.raises(UserError, match=r"model\.rope_scaling="):
       looped.Config(rope_scaling=wrong)
 
@@ -825,3 +826,13 @@ def test_huginns_random_state_comes_along():
   assert theirs["init_values"]["std"] == pytest.approx(0.3 / 4.0)
   got = convert.settings_of(layout, theirs)
   assert got["state_std"] == pytest.approx(0.3)
+
+
+def test_huginns_biases_need_as_many_keys_as_queries():
+  """They are one tensor; without them, heads may share keys."""
+  layout = convert.LAYOUTS["huginn_raven"]
+  grouped = config_of("huginn_raven", num_key_value_heads=1)
+  with pytest.raises(UserError, match="num_key_value_heads=1: with model.qk_b"):
+    convert.config_of(layout, grouped, 128)
+  plain = dataclasses.replace(grouped, qk_bias=False)
+  assert convert.config_of(layout, plain, 128)["num_key_value_heads"] == 1
