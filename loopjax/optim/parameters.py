@@ -170,7 +170,9 @@ def _suggested(name: str) -> str:
   pattern = "/".join(name.split("/")[-2:])
   decay = {"kernel": "matrices", "embedding": "tables"}
   last = name.rpartition("/")[2]
-  return f"parameters.Row({pattern!r}, P(), 'adamw', {decay.get(last, 'all')!r})"
+  return (
+    f"parameters.Row({pattern!r}, P(), 'adamw', {decay.get(last, 'all')!r})"
+  )
 
 
 def splits(params: Any) -> Any:

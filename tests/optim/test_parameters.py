@@ -201,7 +201,7 @@ def test_a_run_whose_parameters_have_no_row_does_not_start(
 
 
 def test_the_row_in_the_error_is_of_one_module():
-  """"kernel" alone would match the kernels of all modules without a row."""
+  """ "kernel" alone would match the kernels of all modules without a row."""
   params = {
     "layers": {"carry_gate": {"kernel": jnp.ones((1, 2, 1))}},
     "sign": {"embedding": jnp.ones((2, 2)), "bias": jnp.ones(2)},
