@@ -252,7 +252,7 @@ def _without(places: Mapping[str, str], value: Any) -> Any:
       # A whole path: not "/data/books" of "/data/books_2".
       whole = "" if folder.endswith("/") else r"(?![\w.-])"
       pattern = rf"(?<![\w.-]){re.escape(folder)}{whole}"
-      value = re.sub(pattern, lambda _, written=written: written, value)
+      value = re.sub(pattern, written.replace("\\", "\\\\"), value)
     return value
   if isinstance(value, list):
     return [_without(places, item) for item in value]
