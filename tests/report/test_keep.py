@@ -351,7 +351,9 @@ def test_only_whole_paths_are_renamed(tmp_path, monkeypatch):
   )
   monkeypatch.chdir(tmp_path)
   relative = pathlib.Path("bias", workdir.name)
-  keep.keep([relative], tmp_path / "a.runs.json", rename={"/data/books": "books"})
+  keep.keep(
+    [relative], tmp_path / "a.runs.json", rename={"/data/books": "books"}
+  )
   text = (tmp_path / "a.runs.json").read_text()
   assert "--config.model.router_bias=0.0 --workdir=runs/one" in text
   assert "/data/books_2/x,books" in text
