@@ -62,6 +62,9 @@ TASKS = Registry(
   },
 )
 
+# Batches; Grain gives a repeated data set the length 2^63 - 1.
+_ENDLESS = 2**40
+
 
 def check_dataset(
   task: Any, config: Any, split: str, num_rows: int, dataset: Dataset
@@ -76,28 +79,49 @@ def check_dataset(
     dataset: from `make_dataset`.
 
   Raises:
-    UserError: an array is missing, has another shape or dtype than in
-      `abstract_batch`, or has tokens outside of the vocabulary.
+    UserError: this is no Grain pipeline with random access, there are no
+      batches or, in training, an end of them; an array is missing, has another
+      shape or dtype than in `abstract_batch`, or has tokens outside of the
+      vocabulary.
   """
-  batch: Mapping[str, Any] = dataset.batches[0]
+  import grain
+
   label = f"{task.__name__}.make_dataset, split {split!r}"
+  batches = getattr(dataset, "batches", dataset)
+  if not (
+    isinstance(dataset, Dataset) and isinstance(batches, grain.MapDataset)
+  ):
+    raise UserError(
+      f"{label}: returned {type(dataset).__name__} with batches of"
+      f" {type(batches).__name__}, expected Dataset with a grain.MapDataset"
+    )
+  if not len(batches):
+    raise UserError(f"{label}: there are no batches")
+  if split == "train" and len(batches) < _ENDLESS:
+    raise UserError(
+      f"{label}: ends after batch {len(batches):,}, expected endless batches,"
+      " such as those of .repeat()"
+    )
+  batch: Mapping[str, Any] = batches[0]
   described = task.abstract_batch(config, num_rows)
   expected = {name: (x.shape, x.dtype) for name, x in described.items()}
   if split != "train":
     groups = {f"group/{name}": np.int32 for name in dataset.groups}
     for name, dtype in {"valid": np.bool_, **groups}.items():
       expected[name] = (num_rows,), np.dtype(dtype)
+  wrong = []
   for name, (shape, dtype) in expected.items():
     if name not in batch:
-      raise UserError(
-        f"{label}: batches have no {name!r}, {dtype} {list(shape)}"
-      )
+      wrong.append(f"batches have no {name!r}, {dtype} {list(shape)}")
+      continue
     array = np.asarray(batch[name])
     if (array.shape, array.dtype) != (shape, dtype):
-      raise UserError(
-        f"{label}: {name!r} is {array.dtype} {list(array.shape)}, but"
-        f" {dtype} {list(shape)} in abstract_batch"
+      wrong.append(
+        f"{name!r} is {array.dtype} {list(array.shape)}, but {dtype}"
+        f" {list(shape)} in abstract_batch"
       )
+  if wrong:
+    raise UserError(f"{label}: {'; '.join(wrong)}")
   spec: TaskSpec = task.spec(config)
   for name in ("inputs", "targets"):
     low, high = int(batch[name].min()), int(batch[name].max())

@@ -153,14 +153,26 @@ def rows(params: Any) -> Any:
   found = jax.tree_util.tree_map_with_path(row, params)
   if missing:
     named = ", ".join(f"{name} {shape}" for name, shape in missing)
-    lasts = dict.fromkeys(name.rpartition("/")[2] for name, _ in missing)
-    lines = (f"parameters.Row({last!r}, P(), 'adamw', 'all')" for last in lasts)
+    lines = dict.fromkeys(_suggested(name) for name, _ in missing)
     raise UserError(
       f"parameters {named}: no row of {__name__}.TABLE matches; outside of the"
       " package, the family's module adds them:"
       f" parameters.register({', '.join(lines)})"
     )
   return found
+
+
+def _suggested(name: str) -> str:
+  """A row for a parameter that has none, as code; not split over devices.
+
+  With the name of its module: "kernel" alone would be a row of all kernels.
+  """
+  pattern = "/".join(name.split("/")[-2:])
+  decay = {"kernel": "matrices", "embedding": "tables"}
+  last = name.rpartition("/")[2]
+  return (
+    f"parameters.Row({pattern!r}, P(), 'adamw', {decay.get(last, 'all')!r})"
+  )
 
 
 def splits(params: Any) -> Any:

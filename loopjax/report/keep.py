@@ -222,15 +222,10 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
     for row in workdir_lib.read_metrics(workdir)
     if row["split"] != "train"
   ]
-  places = dict(rename) | {
-    str(folder): written
-    for folder, written in (
-      (workdir.resolve().parent, _RUNS),
-      (workdir.parent, _RUNS),
-      (pathlib.Path.home(), "~"),
-    )
-    if folder != pathlib.Path()
-  }
+  places = {**rename, str(workdir.resolve().parent): _RUNS}
+  if workdir.parent != pathlib.Path():  # "bias" without a slash may be a word.
+    places[f"{workdir.parent}/"] = f"{_RUNS}/"
+  places[str(pathlib.Path.home())] = "~"
   results: dict[str, Any] = {
     path.stem: workdir_lib.read_json(path)
     for folder in ("eval", "figures")
@@ -254,7 +249,10 @@ def _without(places: Mapping[str, str], value: Any) -> Any:
   """JSON with other names for folders of this machine."""
   if isinstance(value, str):
     for folder, written in places.items():
-      value = value.replace(folder, written)
+      # A whole path: not "/data/books" of "/data/books_2".
+      whole = "" if folder.endswith("/") else r"(?![\w.-])"
+      pattern = rf"(?<![\w.-]){re.escape(folder)}{whole}"
+      value = re.sub(pattern, written.replace("\\", "\\\\"), value)
     return value
   if isinstance(value, list):
     return [_without(places, item) for item in value]

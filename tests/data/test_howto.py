@@ -107,6 +107,10 @@ def batches_with(parity, change):
       r"'inputs' is int64 \[4, 8\], but int32",
     ),
     (
+      lambda x: {k: v.astype(np.float16) for k, v in x.items() if k > "j"},
+      "no 'inputs', .*; 'targets' is float16 .*; 'weights' is float16",
+    ),
+    (
       lambda x: x | {"targets": x["targets"] + np.int32(1)},
       r"'targets' has tokens from 1 to 2, which are not in \[0, 2\)",
     ),
@@ -120,6 +124,31 @@ def test_batches_that_are_not_as_described_are_one_line(parity, change, says):
       loopjax.datasets("broken", batch_size=4, length=8, num_eval_examples=9)
   finally:
     del TASKS["broken"]
+
+
+@pytest.mark.parametrize(
+  ("change", "says"),
+  [
+    (lambda x: Dataset(x.batches[:3]), r"ends after batch 3, .*\.repeat\(\)"),
+    (lambda x: Dataset(x.batches[:0]), "there are no batches"),
+    (lambda x: x.batches, "returned .* expected Dataset with a grain.MapD"),
+    (lambda x: Dataset(x.batches.to_iter_dataset()), "returned .*IterD.*, exp"),
+    (lambda x: None, "returned NoneType"),
+  ],
+)
+def test_a_pipeline_of_another_kind_is_one_line(parity, change, says):
+  """A run would end in the middle, or could not be resumed."""
+  config = parity.Config()
+  made = parity.make_dataset(config, "train", batch_size=4, seed=0)
+  with refused(f"^parity.make_dataset, split 'train': {says}"):
+    check_dataset(parity, config, "train", 4, change(made))
+
+
+def test_a_repeated_data_set_has_no_end(parity):
+  config = parity.Config()
+  made = parity.make_dataset(config, "train", batch_size=4, seed=0)
+  repeated = Dataset(made.batches[:3].repeat())
+  assert check_dataset(parity, config, "train", 4, repeated) is repeated
 
 
 def test_evaluation_marks_its_rows(parity):

@@ -200,6 +200,22 @@ def test_a_run_whose_parameters_have_no_row_does_not_start(
     program.make_program(config_lib.resolve(config), jax.devices()[:1])
 
 
+def test_the_row_in_the_error_is_of_one_module():
+  """ "kernel" alone would match the kernels of all modules without a row."""
+  params = {
+    "layers": {"carry_gate": {"kernel": jnp.ones((1, 2, 1))}},
+    "sign": {"embedding": jnp.ones((2, 2)), "bias": jnp.ones(2)},
+  }
+  rows = {
+    "carry_gate/kernel": "matrices", "sign/embedding": "tables",
+    "sign/bias": "all",
+  }  # fmt: skip
+  with pytest.raises(UserError) as error:
+    parameters.rows(params)
+  for pattern, decay in rows.items():
+    assert f"Row({pattern!r}, P(), 'adamw', {decay!r})" in str(error.value)
+
+
 def test_rows_are_added_from_outside(monkeypatch):
   """They come after those of the table; what `Row` lists is checked."""
   monkeypatch.setattr(parameters, "_REGISTERED", {})

@@ -340,6 +340,25 @@ def test_a_folder_of_this_machine_is_renamed(tmp_path, capsys):
   assert "/home" not in out.read_text() and "books/x" in out.read_text()
 
 
+def test_only_whole_paths_are_renamed(tmp_path, monkeypatch):
+  """Not the "bias" of a setting, if runs are in a folder of that name."""
+  files = {"run.init_from": "/data/books_2/x,/data/books"}
+  workdir = make_run(tmp_path / "bias", 1, 1, **files)
+  summary = workdir_lib.read_summary(workdir)
+  command = "--config.model.router_bias=0.0 --workdir=bias/one"
+  workdir_lib.write_json(
+    workdir / "summary.json", summary | {"command": command}
+  )
+  monkeypatch.chdir(tmp_path)
+  relative = pathlib.Path("bias", workdir.name)
+  keep.keep(
+    [relative], tmp_path / "a.runs.json", rename={"/data/books": "books"}
+  )
+  text = (tmp_path / "a.runs.json").read_text()
+  assert "--config.model.router_bias=0.0 --workdir=runs/one" in text
+  assert "/data/books_2/x,books" in text
+
+
 def test_a_write_that_fails_leaves_what_was_kept(runs, tmp_path, monkeypatch):
   out = tmp_path / "a.runs.json"
   keep.keep(runs[:1], out)
