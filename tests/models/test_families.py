@@ -108,11 +108,11 @@ VALUES = {
   # PLT.
   "window": (5,),
   # UTM.
-  "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
-  "positions": ("offset", "overlap"), "step_embedding": ("clamp",),
-  "halting": ("ponder",), "router_bias": (1.0,), "router_input": ("state",),
-  "forced_remainder": (False,), "freeze": ("post",), "ponder_weight": (0.5,),
-  "ponder_warmup_steps": (9,), "ponder_over": ("cells",),
+  "num_memory_tokens": (3,), "norm": ("rmsnorm",),
+  "positions": ("offset", "overlap"),
+  "halting": ("ponder",), "router_bias": (1.0,),
+  "freeze": ("post",), "ponder_weight": (0.5,),
+  "ponder_warmup_steps": (9,),
   # DiscoLoop and PonderLM.
   "gate": ("learned", "fixed"), "gate_value": (0.5,), "temperature": (2.0,),
   "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
