@@ -70,6 +70,8 @@ RENAMED: Mapping[tuple[str, str], Renamed] = {
 # (family, setting that no longer exists) -> its default, which is what loopjax
 # now always does.
 REMOVED: Mapping[tuple[str, str], Any] = {
+  ("adaptive", "model.z_weight"): 0.0,
+  ("melt", "model.history_hops"): -1,
   ("utm", "model.memory_init_std"): 0.02,
   ("utm", "model.step_embedding"): "wrap",
   ("utm", "model.router_input"): "block",

@@ -132,7 +132,7 @@ VALUES = {
   "loop_update": ("delta",), "loop_scale": (-5.0,), "scale_from_step": (2,),
   "halting_mass": ("printed",), "num_local_slots": (5,),
   "num_global_slots": (5,), "memory_placement": ("pre_layer",),
-  "memory_gate": ("scalar",), "gate_bias": (3.0,), "z_weight": (0.1,),
+  "memory_gate": ("scalar",), "gate_bias": (3.0,),
   "ponder_prior": (0.2,),
   # TRM, HRM and URM.
   "num_low_steps": (3,), "num_inner_steps": (3,), "mixer": ("mlp",),

@@ -119,7 +119,6 @@ IMPOSSIBLE = {
     ({"alpha": 0.5}, "alpha=0.5 needs model.interpolation_steps of at least 2"),
     ({"align_weight": 0.1}, "align_weight has no effect while"),
     ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
-    ({"history_reach": 1, "history_hops": 1}, "history_reach has no effect"),
   ],
   "disco": [
     ({"gate": "open"}, "gate='open'"),

@@ -194,7 +194,9 @@ def test_a_removed_setting_in_a_config_json(family, setting, tmp_path):
   there[section][key] = "another"
   path.write_text(json.dumps(there))
   for read in readings[:2]:
-    with refused(f"{setting}='another' is no longer supported, only {default!r}"):
+    with refused(
+      f"{setting}='another' is no longer supported, only {default!r}"
+    ):
       read()
 
 
