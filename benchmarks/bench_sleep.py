@@ -195,7 +195,7 @@ def _loss_of(form: Form, graphdef: nnx.GraphDef) -> Any:
     model: Any = nnx.merge(graphdef, params)
     if form.read != "parallel":
       return sleep.loss(model, batch, jax.random.key(0), jnp.asarray(0), {})[0]
-    return token_losses.next_token(model, _parallel(model, inputs), batch)[0]
+    return token_losses.next_token(model, _parallel(model, inputs), batch)
 
   return loss
 

@@ -83,7 +83,7 @@ def compiled(form, operands):
 
   def loss(hidden, table, gate, targets):
     every = jnp.broadcast_to(targets, hidden.shape[:-1])
-    losses, _ = form(hidden, table, every)
+    losses = form(hidden, table, every)
     if _LOOPS.value == 1:
       return jnp.mean(losses)
     log_chance = exits.log_distribution(gate)

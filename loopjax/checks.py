@@ -211,6 +211,9 @@ _WRONG = {  # By the first bytes.
   b"BZh": "is compressed with bzip2; unpack it",
   b"\xfd7zXZ\0": "is compressed with xz; unpack it",
   b"%PDF-": "is a PDF file, not text",
+  # Before UTF-16, whose marks they begin with.
+  codecs.BOM_UTF32_LE: "is UTF-32; save it as UTF-8",
+  codecs.BOM_UTF32_BE: "is UTF-32; save it as UTF-8",
   codecs.BOM_UTF16_LE: "is UTF-16; save it as UTF-8",
   codecs.BOM_UTF16_BE: "is UTF-16; save it as UTF-8",
 }

@@ -182,7 +182,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       print()
       return _INTERRUPTED
     except OSError as error:
-      if error.errno not in STORAGE:
+      if error.errno not in (*STORAGE, errno.EMFILE, errno.ENFILE):
         raise
       print_error(f"{place_of(error, 'a file')}: {error.strerror}")
       return 2
@@ -280,9 +280,11 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
   Shells replace it in a word of its own only, not in --flag=~/file.
 
   Raises:
-    UserError: the path is in a bucket.
+    UserError: the path is in a bucket, or no file system can have it.
   """
   expanded = os.path.expanduser(path)
+  if "\0" in expanded:
+    raise UserError(f"{expanded!r}: no path contains a NUL character")
   if match := re.match("(gs|s3):/+(.*)", expanded):
     raise UserError(
       f"{match[1]}://{match[2]}: buckets are unsupported; pass a local path,"

@@ -44,9 +44,8 @@ def _logits(
 def token_loss(hidden, table, targets, *, num_padding_tokens=0):
   """As `losses.tokens.token_loss`."""
   logits = _logits(hidden, table, num_padding_tokens)
-  log_normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-  return log_normaliser - picked, log_normaliser
+  return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
 def distill(

@@ -180,7 +180,7 @@ def _checked(config: ml_collections.ConfigDict, chosen: Set[str]) -> Settings:
   )
   for check in (
     _check_intervals,
-    _check_schedules,
+    _check_rates,
     _check_trained,
     _check_depths,
     _check_teacher,
@@ -249,12 +249,9 @@ def _check_intervals(settings: Settings) -> None:
     )
 
 
-def _check_schedules(settings: Settings) -> None:
-  """Raises UserError for a schedule that does not fit the run."""
-  num_steps = settings.run.num_steps
-  chain.make_schedule(settings.optim, num_steps)  # Checks it.
-  if settings.family.check_schedule:
-    settings.family.check_schedule(settings.model, num_steps)
+def _check_rates(settings: Settings) -> None:
+  """Raises UserError for learning rates whose phases do not fit the run."""
+  chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks it.
 
 
 def _check_trained(settings: Settings) -> None:

@@ -206,3 +206,11 @@ class Settings(NamedTuple):
         "model.precision='bfloat16_params' is for inference only: rounding"
         " would lose updates of bfloat16 parameters"
       )
+
+  def check_schedule(self) -> None:
+    """Raises UserError if the loss changes for longer than the run trains.
+
+    Not part of `resolve`, which also reads runs that are trained already.
+    """
+    if self.family.check_schedule:
+      self.family.check_schedule(self.model, self.run.num_steps)

@@ -112,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if options.generate:
     return _generation(settings, machine, options)
   settings.check_trains()
+  settings.check_schedule()
   mesh = sharding.make_mesh(settings.mesh, machine.devices)
   settings = program_lib.with_remat(
     settings, mesh, machine.memory, teacher_lib.read(settings)

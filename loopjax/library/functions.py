@@ -37,7 +37,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
   Raises:
     UserError: there is no such model, or it cannot be read.
   """
-  folder = _path(where)
+  folder = path_of(where)
   if convert.is_folder(folder):
     if checkpoint is not None:
       raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
@@ -145,7 +145,7 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
       parameters have other shapes or dtypes than `build` gives them.
   """
   _check_model(model)
-  workdir = _path(workdir)
+  workdir = path_of(workdir)
   zoo.refuse(workdir, "choose another directory")
   workdir_lib.check_new(workdir)
   about = model.about
@@ -204,7 +204,7 @@ def datasets(
   return splits
 
 
-def _path(where: object) -> pathlib.Path:
+def path_of(where: object) -> pathlib.Path:
   """The path of a run or folder; raises UserError if it is none."""
   if not isinstance(where, str | os.PathLike) or not os.fspath(where):
     raise UserError(f"{where!r:.80} is not the path of a run")

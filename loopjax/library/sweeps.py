@@ -1,13 +1,13 @@
 """Sweeps of a config, and tables of any runs, as records."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from loopjax import config as config_lib
 from loopjax.commands import command_line
 from loopjax.errors import UserError, local_path
-from loopjax.library import checked
+from loopjax.library import checked, functions
 from loopjax.report import records
 from loopjax.run import naming
 from loopjax.sweep import items as items_lib
@@ -47,8 +47,9 @@ def table(
     UserError: there are no such runs, scores or settings; or runs that would be
       averaged differ in another setting.
   """
-  places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-  read = records.read(places)
+  several = isinstance(runs, Iterable) and not isinstance(runs, str)
+  places = runs if several else [runs]
+  read = records.read([functions.path_of(place) for place in places])
   records.say_incomplete(read)
   rows, columns = _names(rows), _names(columns)
   if not (rows or columns):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from loopjax.types import Array
 
 EVERY = -1  # Used instead of an axis, see `split`.
+Step = Callable[..., tuple[Any, Any]]  # Of one chunk, see `run`.
 _AXIS = -3  # Axis of a buffer's rows.
 # Sequential chunks are grouped into stages, and get only the rows that precede
 # their stage's last chunk: most rows are not written yet.
@@ -27,29 +28,10 @@ _MAX_STAGES = 4
 _MIN_ROWS = 1024  # Per stage.
 
 
-class Options(NamedTuple):
-  """Static options.
-
-  Attributes:
-    step: (params, inputs, constants, history, first) -> (outputs, rows) of one
-      chunk. `history` holds the first rows of the buffers; rows from `first` on
-      must have no effect. `rows` [..., C, G, d] are what the chunk's tokens
-      write into each buffer.
-    hops: negative for gradients chunk by chunk; otherwise all chunks are
-      recomputed in parallel, and gradients propagate from rows to earlier rows
-      this many times. Exact from n - 1 hops on; stores the activations of all
-      chunks.
-  """
-
-  step: Callable[..., tuple[Any, Any]]
-  hops: int = -1
-
-
 def cut(history: Any, first: Array | int, reach: int) -> Any:
   """A chunk's history, without gradients to chunks further back than `reach`.
 
-  Nearer rows still pass gradients on to the rows they depend on; `Options.hops`
-  limits how far.
+  Nearer rows still pass gradients on to the rows they depend on.
 
   Args:
     history: pytree of buffers [..., N, G, d].
@@ -70,12 +52,15 @@ def cut(history: Any, first: Array | int, reach: int) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run(
-  options: Options, params: Any, inputs: Any, constants: Any, history: Any
+  step: Step, params: Any, inputs: Any, constants: Any, history: Any
 ) -> tuple[Any, Any]:
   """Computes one chunk after another.
 
   Args:
-    options: the function of a chunk, and how far gradients propagate.
+    step: (params, inputs, constants, history, first) -> (outputs, rows) of one
+      chunk. Its history is the first rows of the buffers; rows from `first` on
+      must have no effect. `rows` [..., C, G, d] are what the chunk's tokens
+      write into each buffer.
     params: pytree of floating-point arrays.
     inputs: pytree of floating-point arrays by chunk, [n, ...].
     constants: pytree of arrays by chunk [n, ...] that get no gradient.
@@ -85,80 +70,48 @@ def run(
     The outputs by chunk, [n, ...], and the buffers after the last chunk. The
     backward pass supports reverse mode only.
   """
-  results, _ = _forward(options, params, inputs, constants, history)
+  results, _ = _forward(step, params, inputs, constants, history)
   return results
 
 
-def _forward(options, params, inputs, constants, history):
+def _forward(step, params, inputs, constants, history):
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
   by_chunk = jnp.arange(num_chunks), inputs, constants
   parts = []
   for stage in _stages(num_chunks, size):
 
-    def step(history, chunk, stage=stage):
+    def write(history, chunk, stage=stage):
       index, inputs, constants = chunk
       first, visible = index * size, stage.visible_rows(history, size)
-      outputs, rows = options.step(params, inputs, constants, visible, first)
+      outputs, rows = step(params, inputs, constants, visible, first)
       return _write_rows(history, rows, first), outputs
 
-    history, outputs = jax.lax.scan(step, history, stage.select(by_chunk))
+    history, outputs = jax.lax.scan(write, history, stage.select(by_chunk))
     parts.append(outputs)
   outputs = _joined(parts)
   return (outputs, history), (params, inputs, constants, history)
 
 
-def _in_parallel(options, params, inputs, constants, history):
-  """The outputs of all chunks, and the buffers assembled from their rows."""
-  num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
-  step = jax.vmap(options.step, (None, 0, 0, None, 0))
-  first = size * jnp.arange(num_chunks)
-  outputs, rows = step(params, inputs, constants, history, first)
-
-  def joined(rows: Array, whole: Array) -> Array:
-    rows = jnp.moveaxis(rows, 0, rows.ndim + _AXIS - 1)
-    return rows.reshape(whole.shape).astype(whole.dtype)
-
-  return outputs, jax.tree.map(joined, rows, history)
-
-
-def _backward_at_once(options, residuals, cotangents):
-  params, inputs, constants, history = residuals
-  d_outputs, d_history = cotangents
-
-  def recompute(params, inputs, history):
-    return _in_parallel(options, params, inputs, constants, history)
-
-  _, pull_back = jax.vjp(recompute, params, inputs, history)
-  d_rows = d_history
-  for _ in range(options.hops):
-    *_, d_before = pull_back((d_outputs, d_rows))
-    d_rows = jax.tree.map(jnp.add, d_history, d_before)
-  d_params, d_inputs, _ = pull_back((d_outputs, d_rows))
-  return d_params, d_inputs, None, jax.tree.map(jnp.zeros_like, history)
-
-
-def _backward(options, residuals, cotangents):
-  if options.hops >= 0:
-    return _backward_at_once(options, residuals, cotangents)
+def _backward(step, residuals, cotangents):
   params, inputs, constants, history = residuals
   d_outputs, d_history = cotangents
   num_chunks, size = _num_chunks(inputs), _chunk_size(inputs, history)
 
-  def step(stage, carry, chunk):
+  def pull_back(stage, carry, chunk):
     d_params, d_history = carry
     index, inputs, constants, d_outputs = chunk
     first, visible = index * size, stage.visible_rows(history, size)
 
     def recompute(params, inputs, history):
-      return options.step(params, inputs, constants, history, first)
+      return step(params, inputs, constants, history, first)
 
     # All later chunks have added their gradients to these rows by now.
     d_rows = jax.tree.map(
       lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, x.ndim + _AXIS),
       d_history,
     )
-    _, pull_back = jax.vjp(recompute, params, inputs, visible)
-    d_chunk, d_inputs, d_before = pull_back((d_outputs, d_rows))
+    _, gradients = jax.vjp(recompute, params, inputs, visible)
+    d_chunk, d_inputs, d_before = gradients((d_outputs, d_rows))
     d_history = jax.tree.map(_add_to_first, d_history, d_before)
     return (jax.tree.map(jnp.add, d_params, d_chunk), d_history), d_inputs
 
@@ -167,7 +120,7 @@ def _backward(options, residuals, cotangents):
   parts = []
   for stage in reversed(_stages(num_chunks, size)):
     carry, d_inputs = jax.lax.scan(
-      functools.partial(step, stage),
+      functools.partial(pull_back, stage),
       carry,
       stage.select(by_chunk),
       reverse=True,

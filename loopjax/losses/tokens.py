@@ -3,10 +3,9 @@
 `token_loss` fuses logits and cross-entropy, by chunks of the vocabulary
 (`vocabulary.add_logits`). It creates no array of all logits; the backward pass
 is written out. It keeps h and both sums, and recomputes the logits. With
-l = h W^T, p = softmax(l), and the cotangents g of the cross-entropy and z of
-the log normaliser,
+l = h W^T, p = softmax(l), and the cotangent g of the cross-entropy,
 
-  dL/dl_v = (g + z) p_v - g [v = target]
+  dL/dl_v = g (p_v - [v = target])
   dL/dh = sum_v dL/dl_v W[v],  dL/dW[v] = sum_h dL/dl_v h.
 """
 
@@ -62,12 +61,11 @@ def token_loss(
   *,
   num_padding_tokens: int = 0,
   chunk_size: int = vocabulary.CHUNK_SIZE,
-) -> tuple[Array, Array]:
-  """-log softmax(h W^T)[target] per token, and log sum exp h W^T.
+) -> Array:
+  """-log softmax(h W^T)[target] per token.
 
-  A z-loss keeps the latter small (PaLM, arXiv 2204.02311, section 5). Products
-  do not convert their inputs and accumulate in float32; the softmax is in
-  float32. Supports reverse mode only.
+  Products do not convert their inputs and accumulate in float32; the softmax is
+  in float32. Supports reverse mode only.
 
   Args:
     hidden: h [..., D].
@@ -80,7 +78,7 @@ def token_loss(
     chunk_size: no array is larger than [..., chunk_size] or the table.
 
   Returns:
-    Two arrays [...] in nats, in float32, or float64 for float64 inputs.
+    [...] in nats, in float32, or float64 for float64 inputs.
   """
   folded, options = _folded(table, num_padding_tokens, chunk_size)
   return _token_loss(hidden, folded, targets, options)
@@ -119,7 +117,7 @@ def token_scores(
 
   start = _empty(hidden, targets), jnp.full(targets.shape, unknown)
   sums, best = jax.lax.fori_loop(0, options.num_chunks, step, start)
-  return _losses(sums)[0], best
+  return _losses(sums), best
 
 
 def _folded(
@@ -143,7 +141,7 @@ def _logits(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _token_loss(
   hidden: Array, folded: Array, targets: Array, options: Options
-) -> tuple[Array, Array]:
+) -> Array:
   """`token_loss` with a folded table."""
   return _forward(hidden, folded, targets, options)[0]
 
@@ -165,13 +163,12 @@ def _add(sums: Sums, logits: Array, ids: Array, targets: Array) -> Sums:
   return Sums(top, total, sums.picked + jnp.sum(of_target, axis=-1))
 
 
-def _losses(sums: Sums) -> tuple[Array, Array]:
-  """Cross-entropy and log normaliser."""
+def _losses(sums: Sums) -> Array:
+  """Cross-entropy."""
   top, total, picked = sums
-  log_total = jnp.log(total)
-  # Subtract from the maximum first: top + log_total would round away the loss
+  # Subtract from the maximum first: top + log(total) would round away the loss
   # of an almost certain token.
-  return (top - picked) + log_total, top + log_total
+  return (top - picked) + jnp.log(total)
 
 
 def _forward(hidden, folded, targets, options):
@@ -182,10 +179,9 @@ def _forward(hidden, folded, targets, options):
   return _losses(sums), (hidden, folded, targets, sums.top, sums.total)
 
 
-def _backward(options, residuals, cotangents):
+def _backward(options, residuals, d_loss):
   hidden, folded, targets, top, total = residuals
-  d_loss, d_normaliser = cotangents
-  factor = ((d_loss + d_normaliser) / total)[..., None]
+  factor = (d_loss / total)[..., None]
 
   def step(chunk, carry):
     d_hidden, d_folded = carry
@@ -294,8 +290,8 @@ def linear_warmup(step: Array, num_steps: int) -> Array:
   return jnp.minimum(1.0, step.astype(jnp.float32) / num_steps)
 
 
-def next_token(model: Any, hidden: Array, batch: Batch) -> tuple[Array, Array]:
-  """Next-token cross-entropy and z-loss, weighted by token.
+def next_token(model: Any, hidden: Array, batch: Batch) -> Array:
+  """Next-token cross-entropy in nats, f32 scalar, weighted by token.
 
   Creates no [tokens, vocabulary] array, see `token_loss`.
 
@@ -305,20 +301,10 @@ def next_token(model: Any, hidden: Array, batch: Batch) -> tuple[Array, Array]:
       ones, [B, T or fewer, D]. The others have zero loss; their weights should
       be zero.
     batch: "targets" and "weights" [B, T], and optionally "mean_weight".
-
-  Returns:
-    Two f32 scalars: the mean cross-entropy in nats, and the mean squared log
-    normaliser (PaLM, arXiv 2204.02311, section 5).
   """
   without = batch["targets"].shape[1] - hidden.shape[1]
-  losses, normaliser = _with_table(
-    token_loss, model, hidden, batch["targets"][:, without:]
-  )
-
-  def mean(values: Array) -> Array:
-    return batch_mean(jnp.pad(values, ((0, 0), (without, 0))), batch)
-
-  return mean(losses), mean(normaliser**2)
+  losses = _with_table(token_loss, model, hidden, batch["targets"][:, without:])
+  return batch_mean(jnp.pad(losses, ((0, 0), (without, 0))), batch)
 
 
 def next_token_by_loop(model: Any, hidden: Array, targets: Array) -> Array:
@@ -333,13 +319,12 @@ def next_token_by_loop(model: Any, hidden: Array, targets: Array) -> Array:
     targets: int [B, T].
   """
   targets = jnp.broadcast_to(targets, hidden.shape[:-1])
-  losses, _ = _with_table(token_loss, model, hidden, targets)
-  return losses
+  return _with_table(token_loss, model, hidden, targets)
 
 
 def row_losses(model: Any, output: Output, batch: Batch) -> Array:
   """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
-  losses, _ = _with_table(token_loss, model, output.hidden, batch["targets"])
+  losses = _with_table(token_loss, model, output.hidden, batch["targets"])
   return row_means(jax.lax.stop_gradient(losses), batch["weights"])
 
 
@@ -358,11 +343,8 @@ def read_out(model: Any, hidden: Array, targets: Array) -> TokenScores:
 
 
 def _with_table(
-  function: Callable[..., tuple[Array, Array]],
-  model: Any,
-  hidden: Array,
-  targets: Array,
-) -> tuple[Array, Array]:
+  function: Callable[..., Any], model: Any, hidden: Array, targets: Array
+) -> Any:
   """`token_loss` or `token_scores` with a model's output table."""
   dtype = PRECISIONS[model.config.precision].compute
   return function(
@@ -407,5 +389,4 @@ def output_loss(
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
-  total, _ = next_token(model, output.hidden, batch)
-  return total, output.loops
+  return next_token(model, output.hidden, batch), output.loops

@@ -18,7 +18,8 @@ from loopjax.models import MODELS
 from loopjax.report import grouping, papers, records, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report.tables import duration, score
+from loopjax.report.tables import score
+from loopjax.run import machine
 
 MAX_RUNS_WITH_FIGURES = 6
 
@@ -319,7 +320,7 @@ def _headline(run: runs_lib.Run) -> list[document.Block]:
   found = run.summary["metrics"]
   took = f"{run.summary['parameters']:,} parameters"
   if seconds := run.summary.get("wall_seconds"):  # Nothing trains an import.
-    took += f", {duration(seconds)}"
+    took += f", {machine.duration(seconds)}"
   best = f"test/{names[0]}" if names else ""
   if best not in found:
     return [document.Heading(2, took), *_bullets(found, names)]

@@ -12,6 +12,7 @@ from loopjax.commands.document import Cell, Table
 from loopjax.report import grouping
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
+from loopjax.run import machine
 
 
 def sweep_blocks(
@@ -345,8 +346,8 @@ def _facts(groups: Sequence[grouping.Group]) -> dict[str, list[Cell]]:
     facts["parameters"].append(
       Cell(distinct(s.get("parameters") for s in done))
     )
-    mean_wall = duration(statistics.fmean(walls)) if walls else "–"
-    facts["wall time"].append(Cell(mean_wall))
+    mean_wall = machine.duration(statistics.fmean(walls)) if walls else "–"
+    facts["wall time"].append(Cell(mean_wall.replace(" ", "\u00a0")))
   return facts
 
 
@@ -356,15 +357,6 @@ _MAX_VALUES = 6  # Values shown of one fact about the scale.
 def number(value: float, digits: int) -> str:
   """A number as text, with commas between thousands."""
   return f"{value:,.{digits}f}"
-
-
-def duration(seconds: float) -> str:
-  """A duration in a convenient unit."""
-  if seconds < 120:
-    return f"{seconds:.0f}\u00a0s"
-  if seconds < 7200:
-    return f"{seconds / 60:.0f}\u00a0min"
-  return f"{seconds / 3600:.1f}\u00a0h"
 
 
 def distinct(values: Iterable[Any]) -> str:

@@ -18,11 +18,11 @@ _PROBE_SECONDS = 0.2
 _SHARE_OF_WIDTH, _MOST = 1 / 400, 0.6
 _MEASURED_SECONDS = 1.0
 _FEW_SECONDS = 10
-_UNITS = (
-  (365 * 86_400, "years"),
-  (86_400, "days"),
-  (3600, "hours"),
-  (60, "minutes"),
+_UNITS = (  # Seconds, name, digits.
+  (365 * 86_400, "years", 0),
+  (86_400, "days", 0),
+  (3600, "hours", 1),
+  (60, "minutes", 0),
 )
 
 
@@ -71,10 +71,10 @@ def prediction(flops: float, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-  """A duration as text: "a few seconds", "40 s", "3 minutes", "71 days"."""
-  for unit, name in _UNITS:
+  """A duration as text: "a few seconds", "40 s", "3 minutes", "2.5 hours"."""
+  for unit, name, digits in _UNITS:
     if seconds >= 2 * unit:
-      return f"{seconds / unit:,.0f} {name}"
+      return f"{seconds / unit:,.{digits}f} {name}"
   return f"{seconds:.0f} s" if seconds >= _FEW_SECONDS else "a few seconds"
 
 

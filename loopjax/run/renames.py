@@ -1,8 +1,9 @@
-"""Old names of settings and of fields of requests, which are still read.
+"""Settings and fields of requests of earlier versions, which are still read.
 
 One idea has one name in every family (docs/glossary.md). A config.json, a
 config file, a command line or a request may have the name that a setting had in
-an earlier version; only this table knows them.
+an earlier version, and a config.json a setting that no longer exists; only
+these tables know them.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,6 +67,19 @@ RENAMED: Mapping[tuple[str, str], Renamed] = {
   (REQUEST, "loops"): Renamed("num_loops"),
 }
 
+# (family, setting that no longer exists) -> its default, which is what loopjax
+# now always does.
+REMOVED: Mapping[tuple[str, str], Any] = {
+  ("adaptive", "model.z_weight"): 0.0,
+  ("melt", "model.history_hops"): -1,
+  ("utm", "model.memory_init_std"): 0.02,
+  ("utm", "model.step_embedding"): "wrap",
+  ("utm", "model.router_input"): "block",
+  ("utm", "model.forced_remainder"): True,
+  ("utm", "model.ponder_over"): "all",
+  (ANY, "task.loss_on"): "all",
+}
+
 
 def find(family: str, name: str) -> Renamed | None:
   """What a family's setting of an old name is now; None for other names."""
@@ -94,10 +108,10 @@ def present(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The sections of a config.json, by present names.
+  """The sections of a config.json, by present names, without removed settings.
 
   Raises:
-    UserError: as in `present`.
+    UserError: as in `present`, or a removed setting is not at its default.
   """
   family = config.get("model", {}).get("name", "")
   sections: dict[str, Any] = {
@@ -107,8 +121,21 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
   whole = {name: x for name, x in config.items() if isinstance(x, Mapping)}
   for setting, value in present(family, flatten(whole)).items():
     section, _, key = setting.partition(".")
-    sections[section][key] = value
+    if not _is_removed(family, setting, value):
+      sections[section][key] = value
   return sections
+
+
+def _is_removed(family: str, setting: str, value: Any) -> bool:
+  """Whether a stored setting no longer exists; raises UserError if it acted."""
+  for key in ((family, setting), (ANY, setting)):
+    if key in REMOVED:
+      if value != REMOVED[key]:
+        raise UserError(
+          f"{setting}={value!r} is no longer supported, only {REMOVED[key]!r}"
+        )
+      return True
+  return False
 
 
 def say(family: str, values: Mapping[str, Any], place: str = "") -> None:

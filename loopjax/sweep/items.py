@@ -76,9 +76,11 @@ def make_items(
     changed.lock()
     try:
       overrides = config_lib.set_by_user(changed, overrides)
-      plain = config_lib.resolve(changed).plain
+      settings = config_lib.resolve(changed)
+      settings.check_schedule()
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error
+    plain = settings.plain
     directory = _directory(earlier_items, name, plain, overrides, earlier)
     if not directory:
       directory = slug(base, plain, overrides, earlier, varied)

@@ -252,10 +252,13 @@ def _admit(
   scored = any(name.startswith("test") for name in summary.get("metrics", {}))
   done = summary.get("status") == "completed" and (scored or mode == "train")
   if extend and summary.get("steps", 0) < settings.run.num_steps:
+    done = False
+  if not done:
+    settings.check_schedule()
     return None
-  if done and scored:
+  if scored:
     _check_scored(settings, workdir)
-  return summary if done else None
+  return summary
 
 
 def _check_extension(

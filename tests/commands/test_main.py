@@ -437,6 +437,7 @@ def test_ctrl_c_ends_a_command_with_flags_of_its_own(capsys):
     (PermissionError(errno.EACCES, "Permission denied", "x"), "x: Permission"),
     (OSError(errno.ENOSPC, "No space left"), "a file: No space left"),
     (OSError(errno.EFBIG, "File too large", "x"), "x: File too large"),
+    (OSError(errno.EMFILE, "Too many open files"), "a file: Too many open"),
   ],
 )
 def test_a_place_that_is_closed_is_one_line(error, said, capsys):

@@ -40,7 +40,6 @@ NEEDED = {
   "model.distill=.*": "needs run.teacher",
   "model.name=melt": "needs run.teacher",
   "model.gradient_cut=.*": "no effect while model.num_with_gradient=0",
-  "model.ponder_over=cells": "no effect while model.ponder_weight=0",
   "model.positions=.*": "no effect while model.mixer='mlp'",  # Of mazes.
   "task.augment=True": "no effect while task.num_train_mazes=0",
   "task.check_solutions=True": "no effect while task.test_csv=''",

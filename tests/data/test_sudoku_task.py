@@ -76,12 +76,6 @@ def test_test_puzzles_are_never_augmented():
     assert (asked <= there_are) == as_they_are
 
 
-def test_loss_on_blanks_leaves_the_givens_out():
-  config = task.Config(box_rows=2, box_cols=2, loss_on="blanks")
-  batch = batches(config, "train")[1][0]
-  np.testing.assert_array_equal(batch["weights"] == 1, batch["inputs"] == 1)
-
-
 def test_splits_share_no_class():
   keys, num = {}, {}
   config = task.Config(box_rows=2, box_cols=3)

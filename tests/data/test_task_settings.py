@@ -171,7 +171,6 @@ IMPOSSIBLE = {
     ({"box_rows": 1}, "1x3"),
     ({"box_rows": 4, "box_cols": 4}, "4x4"),
     ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
-    ({"loss_on": "givens"}, "loss_on='givens'"),
     ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
     ({"train_csv": "a.csv"}, ".*train_csv needs task.test_csv"),
     ({"train_csv": "a.csv", "test_csv": "a.csv"}, ".*is the training file"),

@@ -1,7 +1,7 @@
 """The changes tried, their order, and the suggestion."""
 
 import pytest
-from tests_support import smoke
+from tests_support import load_config, smoke
 
 from loopjax import config as config_lib
 from loopjax.fit import suggest
@@ -82,6 +82,22 @@ def test_then_microbatches():
     {"run.num_microbatches": 4},
     {"run.num_microbatches": 2},
   ]
+
+
+@pytest.mark.parametrize(
+  ("change", "effect"),
+  [
+    ("model.num_loops=2", "the same result"),
+    (
+      "model.depth=learned,model.depth_per=row",
+      "a different result: rows are compared within a part",
+    ),
+  ],
+)
+def test_what_microbatches_change(change, effect):
+  config = load_config("lm_recurrent", f"smoke,{change}")
+  (first, *_) = suggest._microbatches(config_lib.resolve(config), MESH)
+  assert first == ({"run.num_microbatches": 2}, effect)
 
 
 def test_then_the_batch():

@@ -79,7 +79,7 @@ def scanned(params, inputs, tables, history, reach=-1):
     history = chunks.cut(history, first, reach * x.shape[1])
     return melt(params, x, tables, history, first)
 
-  return chunks.run(chunks.Options(step), params, inputs, tables, history)
+  return chunks.run(step, params, inputs, tables, history)
 
 
 def gradients(form, params, inputs, tables, history):
@@ -118,7 +118,7 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
     return melt(params, x, tables, history, first)
 
   def staged(*operands):
-    return chunks.run(chunks.Options(step), *operands)
+    return chunks.run(step, *operands)
 
   with jax.enable_x64(True):
     operands = arrays(5, 2)
@@ -129,52 +129,6 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
     parts = gradients(staged, *operands)
   assert set(rows) == {2, 8}
   assert_close(parts, whole, 1e-10)
-
-
-def test_gradients_through_enough_hops_are_those_of_the_chunks_in_order():
-  """Each row is a multiple of its input and of the sum of rows before it."""
-
-  def step(weight, inputs, tables, history, first):
-    seen = jnp.arange(history.shape[1]) < first
-    before = jnp.where(seen[None, :, None, None], history, 0)
-    rows = weight * (inputs + jnp.sum(before, axis=1, keepdims=True))
-    return rows**2, rows
-
-  inputs = jax.random.normal(jax.random.key(0), (3, 2, 2, 1, 4))
-  operands = jnp.float32(0.7), inputs, None, jnp.zeros((2, 6, 1, 4))
-  all_hops, in_order = (
-    gradients(
-      functools.partial(chunks.run, chunks.Options(step, hops)), *operands
-    )
-    for hops in (2, -1)
-  )
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
-    all_hops, in_order,
-  )  # fmt: skip
-
-
-@pytest.mark.long
-def test_enough_hops_are_exact():
-  """Three of four chunks; fewer are within reach."""
-  with jax.enable_x64(True):
-    operands = arrays(4, 3)
-
-    def hopping(params, inputs, tables, history, hops):
-      options = chunks.Options(melt, hops=hops)
-      return chunks.run(options, params, inputs, tables, history)
-
-    exact, all_hops, no_hop, detached = (
-      gradients(form, *operands)
-      for form in (
-        scanned,
-        functools.partial(hopping, hops=3),
-        functools.partial(hopping, hops=0),
-        functools.partial(scanned, reach=0),
-      )
-    )
-  for same, expected in ((all_hops, exact), (no_hop, detached)):
-    assert_close(same, expected, 1e-10)
 
 
 @pytest.mark.long
@@ -202,7 +156,7 @@ def test_one_buffer_is_kept():
 
   def plain(params, inputs, tables, history):
     (outputs, history), _ = chunks._forward(
-      chunks.Options(melt), params, inputs, tables, history
+      melt, params, inputs, tables, history
     )
     return outputs, history
 

@@ -455,29 +455,6 @@ def test_decay_leaves_scales_gates_and_banks_alone():
 
 
 @pytest.mark.long
-def test_the_z_loss_is_the_mean_square_of_the_log_normaliser():
-  config = dataclasses.replace(SMALL, z_weight=0.5, ponder_weight=0.25)
-  model = examples.merged(adaptive, config, SPEC)
-  weights = jnp.ones(TOKENS.shape)
-  batch = {"inputs": TOKENS, "targets": TOKENS, "weights": weights}
-  total, metrics = jax.jit(
-    lambda: adaptive.loss(model, batch, None, None, None)
-  )()
-  logits = run(config).logits
-  normaliser = jax.nn.logsumexp(logits, axis=-1)
-  np.testing.assert_allclose(
-    metrics["z_loss"], jnp.mean(normaliser**2), rtol=1e-5
-  )
-  np.testing.assert_allclose(
-    total,
-    metrics["cross_entropy"]
-    + 0.5 * metrics["z_loss"]
-    + 0.25 * metrics["ponder"],
-    rtol=1e-6,
-  )
-
-
-@pytest.mark.long
 def test_more_iterations_than_were_trained_are_one_line():
   model = examples.abstract(adaptive, SMALL, SPEC)
   with pytest.raises(UserError, match="num_loops=4 must be 1 to 3"):

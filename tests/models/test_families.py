@@ -108,11 +108,11 @@ VALUES = {
   # PLT.
   "window": (5,),
   # UTM.
-  "num_memory_tokens": (3,), "memory_init_std": (0.5,), "norm": ("rmsnorm",),
-  "positions": ("offset", "overlap"), "step_embedding": ("clamp",),
-  "halting": ("ponder",), "router_bias": (1.0,), "router_input": ("state",),
-  "forced_remainder": (False,), "freeze": ("post",), "ponder_weight": (0.5,),
-  "ponder_warmup_steps": (9,), "ponder_over": ("cells",),
+  "num_memory_tokens": (3,), "norm": ("rmsnorm",),
+  "positions": ("offset", "overlap"),
+  "halting": ("ponder",), "router_bias": (1.0,),
+  "freeze": ("post",), "ponder_weight": (0.5,),
+  "ponder_warmup_steps": (9,),
   # DiscoLoop and PonderLM.
   "gate": ("learned", "fixed"), "gate_value": (0.5,), "temperature": (2.0,),
   "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
@@ -132,7 +132,7 @@ VALUES = {
   "loop_update": ("delta",), "loop_scale": (-5.0,), "scale_from_step": (2,),
   "halting_mass": ("printed",), "num_local_slots": (5,),
   "num_global_slots": (5,), "memory_placement": ("pre_layer",),
-  "memory_gate": ("scalar",), "gate_bias": (3.0,), "z_weight": (0.1,),
+  "memory_gate": ("scalar",), "gate_bias": (3.0,),
   "ponder_prior": (0.2,),
   # TRM, HRM and URM.
   "num_low_steps": (3,), "num_inner_steps": (3,), "mixer": ("mlp",),

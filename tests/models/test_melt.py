@@ -438,7 +438,6 @@ SETTINGS = {
   "exit_gate": ("unused", {}),
   "chunk_size": (2, {}),
   "history_reach": (1, {}),
-  "history_hops": (1, {}),
   "sweeps": (1, {}),
   "chunk_jitter": (True, {}),
   "alpha": (0.5, {"alpha": 0.25, "interpolation_steps": 9}),

@@ -119,7 +119,6 @@ IMPOSSIBLE = {
     ({"alpha": 0.5}, "alpha=0.5 needs model.interpolation_steps of at least 2"),
     ({"align_weight": 0.1}, "align_weight has no effect while"),
     ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
-    ({"history_reach": 1, "history_hops": 1}, "history_reach has no effect"),
   ],
   "disco": [
     ({"gate": "open"}, "gate='open'"),
@@ -164,9 +163,7 @@ IMPOSSIBLE = {
     ({"norm": "batchnorm"}, "norm='batchnorm'"),
     ({"width": 20, "num_heads": 8}, "multiple"),
     ({"ponder_warmup_steps": 5}, "ponder_warmup_steps has no effect"),
-    ({"ponder_over": "cells"}, "ponder_over has no effect"),
     ({"positions": "none", "rope_base": 7.0}, "rope_base has no effect"),
-    ({"num_memory_tokens": 0, "memory_init_std": 1.0}, "memory_init_std has"),
     ({"width": None}, "width=None must be of type int"),
     ({"halting": "fixed", "router_bias": 0.0}, "router_bias has no effect"),
     ({"halting": "fixed", "ponder_weight": 0.1}, "ponder_weight has no effect"),

@@ -16,7 +16,7 @@ from loopjax.run import machine
     (119.0, "119 s"),
     (120.0, "2 minutes"),
     (7199.0, "120 minutes"),
-    (7201.0, "2 hours"),
+    (9001.0, "2.5 hours"),
     (63 * 86_400.0, "63 days"),
     (1e9 * 365 * 86_400.0, "1,000,000,000 years"),
   ],

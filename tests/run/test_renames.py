@@ -171,6 +171,35 @@ def test_a_setting_that_is_newer_than_a_run_has_its_default_there(tmp_path):
     config_lib.check_config(tmp_path, config_lib.to_dict(config), "train")
 
 
+@pytest.mark.parametrize(("family", "setting"), renames.REMOVED)
+def test_a_removed_setting_in_a_config_json(family, setting, tmp_path):
+  """At its default it is left out; a run with another value is refused."""
+  of = "utm" if family == renames.ANY else family
+  task = "sudoku" if of == "utm" else "text"
+  present = config_lib.to_dict(config_lib.make(of, task))
+  section, _, key = setting.partition(".")
+  assert key not in present[section]
+  default = renames.REMOVED[family, setting]
+  path = tmp_path / "config.json"
+  readings = (
+    lambda: config_lib.to_dict(config_lib.config_of_run(tmp_path, "RUN")),
+    lambda: workdir_lib.read_config(tmp_path),
+    lambda: runs_lib.read_run(tmp_path, {}, {}).config,
+  )
+  there = json.loads(json.dumps(present))
+  there[section][key] = default
+  path.write_text(json.dumps(there))
+  for read in readings:
+    assert read() == present
+  there[section][key] = "another"
+  path.write_text(json.dumps(there))
+  for read in readings[:2]:
+    with refused(
+      f"{setting}='another' is no longer supported, only {default!r}"
+    ):
+      read()
+
+
 @pytest.mark.parametrize(("family", "old"), SETTINGS)
 def test_an_old_and_a_present_name_together_are_refused(family, old, tmp_path):
   file, of = file_of(family)

@@ -25,6 +25,7 @@ from loopjax.optim import chain
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
+from loopjax.sweep import items
 from loopjax.train import calls, evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
@@ -420,6 +421,27 @@ def test_nothing_is_written_when_a_loss_needs_more_rows(tmp_path):
   assert not (tmp_path / "run").exists()
   # What only scores has no such loss.
   program_lib.make_program(config_lib.resolve(config))
+
+
+def test_growth_ends_before_training_does_and_earlier_runs_are_read(tmp_path):
+  growth = "model.depth=fixed,model.growth_steps=(20,),model.growth_loops=(1,)"
+  config = load_config("lm_recurrent", f"smoke,{growth}")
+  message = r"growth_steps=\(20,\) must end before run.num_steps=20"
+  with pytest.raises(UserError, match=message):
+    train.run(config, tmp_path / "run", "train")
+  assert not (tmp_path / "run").exists()
+  one = {"one": [{"run.seed": 1}]}
+  with pytest.raises(UserError, match=rf"^sweep one, item .*{message}"):
+    items.make_items(config, lambda _: one, "one", {})
+  # An earlier version allowed it.
+  files = {
+    "config": config_lib.to_dict(config),
+    "summary": {"status": "completed", "steps": 20, "metrics": {}},
+  }
+  for name, content in files.items():
+    (tmp_path / f"{name}.json").write_text(json.dumps(content))
+  assert config_lib.of_run(tmp_path, "RUN").model.growth_steps == (20,)
+  assert train.run(config, tmp_path, "train") == files["summary"]
 
 
 def test_parameters_that_are_only_read_are_not_trained(tmp_path):

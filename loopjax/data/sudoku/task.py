@@ -49,7 +49,6 @@ class Config:
       fraction of the puzzles.
     num_train_puzzles: train on this many puzzles, drawn by the run's seed; 0
       for all.
-    loss_on: "all" cells, givens included (the paper), or "blanks".
   """
 
   box_rows: int = 3
@@ -64,7 +63,6 @@ class Config:
   num_revealed_examples: int = 0
   validation_share: float = 0.05
   num_train_puzzles: int = 0
-  loss_on: str = "all"
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
@@ -74,7 +72,6 @@ class Config:
       self,
       on_bad_row=("error", "skip"),
       on_overlap=("report", "error"),
-      loss_on=("all", "blanks"),
     )
     checks.at_least(
       "task", self, max_revealed=0, num_revealed_examples=0, num_train_puzzles=0
@@ -183,7 +180,7 @@ def make_dataset(
     if config.max_revealed:
       revealed = _revealed(config, seed, positions)
       questions = np.where(revealed, answers, questions)
-    return _encoded(config, questions, answers)
+    return _encoded(questions, answers)
 
   def make_evaluation(places, _):
     # Files are sorted by difficulty; after shuffling, any prefix is a fair
@@ -191,7 +188,7 @@ def make_dataset(
     examples = indices[pipeline.shuffled(places, num_examples, 0)]
     rating = np.searchsorted(RATING_EDGES, puzzles.ratings[examples], "right")
     return {
-      **_encoded(config, *boards_of(examples)),
+      **_encoded(*boards_of(examples)),
       "group/rating": (rating - 1).astype(np.int32),
       "group/source": puzzles.source_ids[examples],
     }
@@ -253,15 +250,13 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
 
 
 def _encoded(
-  config: Config, questions: np.ndarray, answers: np.ndarray
+  questions: np.ndarray, answers: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Tokens and weights of boards."""
-  blank = questions == 0
-  counted = blank if config.loss_on == "blanks" else np.ones_like(blank)
+  """Tokens of boards, and weights: givens count as well, as in the paper."""
   return {
     "inputs": questions.astype(np.int32) + 1,
     "targets": answers.astype(np.int32) + 1,
-    "weights": counted.astype(np.float32),
+    "weights": np.ones(questions.shape, np.float32),
   }
 
 

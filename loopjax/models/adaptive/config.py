@@ -43,7 +43,6 @@ class Config(stack.StackConfig):
       iterations (equation 12). In (0, 1): the KL divergence of the halting
       distribution from a geometric distribution with this parameter, truncated
       after N iterations (lambda_p of PonderNet, arXiv 2107.05407, equation 8).
-    z_weight: weight of the mean squared log-normaliser of the logits.
     tied: whether the output layer uses the embedding table or a separate one.
   """
 
@@ -61,7 +60,6 @@ class Config(stack.StackConfig):
   gate_bias: float = 0.0
   ponder_weight: float = 0.0
   ponder_prior: float = 0.0
-  z_weight: float = 0.0
   tied: bool = False
 
   def __post_init__(self) -> None:
@@ -77,7 +75,7 @@ class Config(stack.StackConfig):
     )
     checks.at_least("model", self, num_loops=1, scale_from_step=1)
     checks.at_least("model", self, num_local_slots=0, num_global_slots=0)
-    checks.at_least("model", self, ponder_weight=0, z_weight=0)
+    checks.at_least("model", self, ponder_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
       memory_fields = ("memory_placement", "memory_gate", "gate_bias")
       slots = ("num_local_slots", "num_global_slots")

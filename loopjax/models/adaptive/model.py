@@ -207,7 +207,7 @@ def _by_layer(name: str, values: Array) -> dict[str, Array]:
 def loss(
   model: Model, batch: Batch, key: Array, step: Array, teacher: AnyTeacher
 ) -> tuple[Array, Metrics]:
-  """Cross-entropy + lambda n~ (equation 11) + z-loss.
+  """Cross-entropy + lambda n~ (equation 11).
 
   n~ is averaged over the tokens of each example, then over layers and examples.
   With `ponder_prior`, KL(p_halt || g), averaged the same way, replaces n~
@@ -219,14 +219,12 @@ def loss(
   del key, step, teacher  # No dropout, no schedule, no teacher.
   config = model.config
   output = model(batch["inputs"], documents=batch.get("documents"))
-  cross_entropy, z_loss = token_losses.next_token(model, output.hidden, batch)
+  cross_entropy = token_losses.next_token(model, output.hidden, batch)
   penalty = output.losses["prior" if config.ponder_prior else "ponder"]
   total = cross_entropy + config.ponder_weight * penalty
-  total = total + config.z_weight * z_loss
   return total, {
     "cross_entropy": cross_entropy,
     **output.losses,
-    "z_loss": z_loss,
     **{name: jnp.mean(value) for name, value in output.stats.items()},
     **output.loops,
   }

@@ -319,7 +319,7 @@ def run_chunk(
   history: KeyValues | None,
   num_before: Array | int | None,
 ) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
-  """All loops over a chunk, without a cache; the step of `chunks.Options`.
+  """All loops over a chunk, without a cache; the step of `chunks.run`.
 
   Args:
     options, stack, history: as in `one_loop`.
@@ -407,7 +407,7 @@ def run(
     split = functools.partial(chunks.split, num_chunks)
     loops = 1 if alpha is None else options.num_loops
     (outputs, records), history = chunks.run(
-      chunks.Options(step, options.hops),
+      step,
       stack,
       split(1, hidden),
       jax.tree.map(split, axes, row),

@@ -16,7 +16,6 @@ from loopjax.types import LoopOptions, TaskSpec
 GATES = ("element", "scalar", "mean", "ema", "last", "first")
 LEARNED = ("element", "scalar")
 DISTILL = ("all", "last", "none")
-_HISTORY = ("history_reach", "history_hops")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +41,6 @@ class Config(stack.StackConfig):
     history_reach: how many chunks back a read of the history has a gradient; 0
       for none, -1 for all. Gradients of earlier chunks than that come through
       the chunks in between. It does not apply to `sweeps`.
-    history_hops: if not -1, gradients of all chunks are computed in parallel
-      and propagated from chunk to chunk this many times; -1 propagates them
-      sequentially, which is exact and needs less memory.
     sweeps: how many times training reads a row again after its chunks, all
       tokens in parallel, each attending to the final keys and values that the
       pass before gave earlier tokens, as when decoding. The loss is the
@@ -81,7 +77,6 @@ class Config(stack.StackConfig):
   chunk_size: int = 500
   prefill_chunk: int = 0
   history_reach: int = -1
-  history_hops: int = -1
   sweeps: int = 0
   chunk_jitter: bool = False
   alpha: float = 1.0
@@ -107,7 +102,6 @@ class Config(stack.StackConfig):
       chunk_size=0,
       prefill_chunk=0,
       history_reach=-1,
-      history_hops=-1,
       sweeps=0,
       interpolation_steps=0,
       align_weight=0,
@@ -126,12 +120,10 @@ class Config(stack.StackConfig):
       ("alpha", (1.0,), ("interpolation_steps",)),
       ("distill", ("none",), ("distill_beta", "align_weight")),
       ("gate", set(GATES) - set(LEARNED), ("gate_bias",)),
-      ("chunk_size", (0,), (*_HISTORY, "chunk_jitter")),
+      ("chunk_size", (0,), ("history_reach", "chunk_jitter")),
     ):
       if getattr(self, field) in values:
         checks.without_effect("model", self, field, *unused)
-    if self.history_hops >= 0:
-      checks.without_effect("model", self, "history_hops", "history_reach")
 
   def read_chunk(self, spec: TaskSpec) -> int:
     """Number of tokens processed in parallel where no gradient is needed."""
@@ -141,7 +133,7 @@ class Config(stack.StackConfig):
     """Raises UserError for settings whose computation has no kernel."""
     if options.kernels == "xla":
       return
-    for name, plain in (("alpha", 1.0), ("sweeps", 0), ("history_hops", -1)):
+    for name, plain in (("alpha", 1.0), ("sweeps", 0)):
       value = getattr(self, name)
       if value != plain:
         raise UserError(f"model.{name}={value} needs loop.kernels='xla'")
@@ -166,7 +158,7 @@ class Options(NamedTuple):
     kind, remat: how loops are executed, see `LoopOptions`.
     keep: records of every loop to return: "hidden", "attention", "inputs".
     chunk_size: C, which divides T; 0 for one chunk.
-    reach, hops: `Config.history_reach` and `Config.history_hops`.
+    reach: `Config.history_reach`.
     sweeps: how many times all tokens are read again at once, each as a chunk of
       its own, with the keys and values of the pass before (Jacobi's iteration).
       After s sweeps the first s + 1 tokens equal those of chunks of one token.
@@ -180,7 +172,6 @@ class Options(NamedTuple):
   keep: tuple[str, ...] = ()
   chunk_size: int = 0
   reach: int = -1
-  hops: int = -1
   sweeps: int = 0
 
 

@@ -93,7 +93,6 @@ def loss(
     options._replace(
       chunk_size=config.chunk_size,
       reach=config.history_reach,
-      hops=config.history_hops,
       sweeps=config.sweeps,
     ),
     model.token_embedding(shift.pad(tokens, 1)),
@@ -105,7 +104,7 @@ def loss(
   metrics |= {} if alpha is None else {"alpha": alpha}
   hidden = shift.unpad(hidden, 1)
   if not learns:
-    total, _ = token_losses.next_token(model, hidden, batch)
+    total = token_losses.next_token(model, hidden, batch)
     return total, metrics
   by_loop = hidden[None]
   if config.distill == "all":

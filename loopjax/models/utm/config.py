@@ -23,28 +23,21 @@ class Config:
     mlp_ratio: F = floor(mlp_ratio D).
     num_loops: K, number of steps in training.
     num_memory_tokens: M (T in the paper), learned tokens before the cells.
-    memory_init_std: standard deviation of their initial values (code).
     norm: "derf_utm" (the paper), "derf", "rmsnorm" or "layernorm".
     positions: rotary positions. "overlap": memory 0 .. M - 1 and cells
       0 .. T - 1 (code); "offset": cells M .. M + T - 1; "grid": the task's
       coordinates, on a board (row, column, box); "none": no rotation.
     rope_base: longest wavelength over 2 pi, in tokens.
-    step_embedding: the vector added before step k >= K: "wrap": the vector of
-      step k mod K (the paper); "clamp": of step K - 1. "none": no vectors.
     halting: "act" (the paper); "ponder" (PonderNet); or "fixed": the output of
       the last step. Settings that the rule does not use must keep their
       defaults.
     router_bias: initial bias of the router; -3 is the paper's deep start.
-    router_input: input of the router: the output of the "block" (code), or the
-      "state" before it (as in T2T and Scenic).
     epsilon: a token halts when its cumulative probability reaches 1 - epsilon
       (code).
-    forced_remainder: whether the last step gets all the remaining weight.
     freeze: the state of a halted token: from before its last step ("pre",
       code), from after it ("post"), or updated further ("none").
     ponder_weight: lambda, weight of the ponder cost.
     ponder_warmup_steps: number of steps over which lambda rises linearly.
-    ponder_over: the ponder cost is a mean over "all" tokens (code) or "cells".
     precision: "float32" or "bfloat16", the dtype of matrix products.
   """
 
@@ -53,20 +46,15 @@ class Config:
   mlp_ratio: float = 8 / 3
   num_loops: int = 18
   num_memory_tokens: int = 16
-  memory_init_std: float = 0.02
   norm: str = "derf_utm"
   positions: str = "overlap"
   rope_base: float = 10_000.0
-  step_embedding: str = "wrap"
   halting: str = "act"
   router_bias: float = -3.0
-  router_input: str = "block"
   epsilon: float = 0.05
-  forced_remainder: bool = True
   freeze: str = "pre"
   ponder_weight: float = 0.0
   ponder_warmup_steps: int = 0
-  ponder_over: str = "all"
   precision: str = "float32"
 
   def __post_init__(self) -> None:
@@ -76,11 +64,8 @@ class Config:
       self,
       norm=norm.NORMS,
       positions=rope.POSITIONS,
-      step_embedding=("wrap", "clamp", "none"),
       halting=HALTING,
-      router_input=("block", "state"),
       freeze=("pre", "post", "none"),
-      ponder_over=("all", "cells"),
       precision=PRECISIONS,
     )
     checks.at_least(
@@ -88,7 +73,6 @@ class Config:
       self,
       num_loops=1,
       num_memory_tokens=0,
-      memory_init_std=0,
       ponder_weight=0,
       ponder_warmup_steps=0,
       rope_base=1,
@@ -96,18 +80,15 @@ class Config:
     self.block_shape()
     checks.within("model", self, epsilon="(0, 1)")
     disabled: dict[str, tuple[str, ...]] = {}
-    act = ("epsilon", "forced_remainder", "freeze")
-    router = ("router_bias", "router_input", "ponder_weight", "ponder_over")
+    act = ("epsilon", "freeze")
     if self.halting == "ponder":
       disabled["halting"] = act
     if self.halting == "fixed":
-      disabled["halting"] = act + router
+      disabled["halting"] = (*act, "router_bias", "ponder_weight")
     if not self.ponder_weight:
-      disabled["ponder_weight"] = ("ponder_warmup_steps", "ponder_over")
+      disabled["ponder_weight"] = ("ponder_warmup_steps",)
     if self.positions == "none":
       disabled["positions"] = ("rope_base",)
-    if not self.num_memory_tokens:
-      disabled["num_memory_tokens"] = ("memory_init_std",)
     for because, fields in disabled.items():
       checks.without_effect("model", self, because, *fields)
 
@@ -123,7 +104,7 @@ class Config:
 
 
 HALTING: dict[str, Callable[[Config], Any]] = {
-  "act": lambda config: halting.ACT(config.epsilon, config.forced_remainder),
+  "act": lambda config: halting.ACT(config.epsilon),
   "ponder": lambda _: halting.PonderNet(),
   "fixed": lambda _: halting.FixedSteps(),
 }

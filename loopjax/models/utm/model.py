@@ -40,6 +40,8 @@ TRACES = (
   "attention_mass",
 )
 
+_MEMORY_INIT_STD = 0.02  # As in the authors' code.
+
 
 class Carry(NamedTuple):
   """The state after step k.
@@ -79,9 +81,8 @@ class Model(nnx.Module):
     if num_memory:
       self.memory_type = linear.embedding(1, width, **shared)
       noise = jax.random.normal(rngs.params(), (num_memory, width))
-      self.memory_tokens = nnx.Param(config.memory_init_std * noise)
-    if config.step_embedding != "none":
-      self.step_embedding = linear.embedding(config.num_loops, width, **shared)
+      self.memory_tokens = nnx.Param(_MEMORY_INIT_STD * noise)
+    self.step_embedding = linear.embedding(config.num_loops, width, **shared)
     kernels = KERNELS[options.kernels]
     self.block = block.Block(config.block_shape(), kernels=kernels, **shared)
     if config.halting != "fixed":
@@ -127,8 +128,7 @@ class Model(nnx.Module):
     def step(carry: Carry, k: Array) -> tuple[Carry, dict[str, Array]]:
       u_BxSxD = carry.hidden + self._step_vector(k)
       g_BxSxD, _ = self.block(u_BxSxD, metadata)
-      router_input = g_BxSxD if config.router_input == "block" else u_BxSxD
-      p_BxS = self._probability(router_input)  # p_k = sigmoid(w g_k + b)
+      p_BxS = self._probability(g_BxSxD)  # p_k = sigmoid(w g_k + b)
       before = carry.halting
       w_BxS, after = rule.update(before, p_BxS, k == num_loops - 1)
       output = carry.output + w_BxS[..., None] * g_BxSxD
@@ -163,10 +163,9 @@ class Model(nnx.Module):
       stats |= _attention_statistics(
         records["attention_mass"], records["running"]
       )
-    cost_over = 0 if config.ponder_over == "all" else num_memory
     return Output(
       logits=logits,
-      losses={"ponder": jnp.mean(carry.halting.cost[:, cost_over:])},
+      losses={"ponder": jnp.mean(carry.halting.cost)},
       stats=stats,
       loops=_loop_statistics(records),
       trace=checks.recorded(records, trace),
@@ -186,12 +185,8 @@ class Model(nnx.Module):
     return jnp.concatenate([memory, cells], axis=1)
 
   def _step_vector(self, k: Array) -> Array:
-    """The vector added to every token before step k."""
-    if self.config.step_embedding == "none":
-      return jnp.zeros(())
-    trained = self.config.num_loops
-    wraps = self.config.step_embedding == "wrap"
-    row = k % trained if wraps else jnp.minimum(k, trained - 1)
+    """The vector added to every token before step k: that of k mod K."""
+    row = k % self.config.num_loops
     return self.step_embedding.embedding[...][row][None, None]
 
   @jax.named_scope("halting")

@@ -147,6 +147,12 @@ _SWEEPS = {
              Metric("exits/loops_by_change"), 2),
     ),
   ),
+  "open": Sweep(
+    title="Divergences, and gradients between chunks",
+    source="ours; left open by the paper (section 3.3)",
+    columns=(BITS,),
+    panels=(BITS_IN_TRAINING,),
+  ),
   "chunk_size": Sweep(
     title="Number of tokens trained in parallel",
     source="ours; the paper uses 500",
