@@ -47,9 +47,9 @@ def table(
     UserError: there are no such runs, scores or settings; or runs that would be
       averaged differ in another setting.
   """
-  several = isinstance(runs, Iterable) and not isinstance(runs, str)
-  places = runs if several else [runs]
-  read = records.read([functions.path_of(place) for place in places])
+  if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable):
+    runs = [runs]
+  read = records.read([functions.path_of(place) for place in runs])
   records.say_incomplete(read)
   rows, columns = _names(rows), _names(columns)
   if not (rows or columns):
