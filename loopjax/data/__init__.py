@@ -79,8 +79,8 @@ def check_dataset(
     dataset: from `make_dataset`.
 
   Raises:
-    UserError: this is no Grain pipeline with random access, there are no
-      batches or, in training, an end of them; an array is missing, has another
+    UserError: the batches are not a Grain pipeline with random access, there
+      are none or, in training, an end of them; an array is missing, has another
       shape or dtype than in `abstract_batch`, or has tokens outside of the
       vocabulary.
   """
