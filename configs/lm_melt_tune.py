@@ -11,9 +11,9 @@ teacher (docs/hub.md):
       --config=configs/lm_melt_tune.py:import=SmolLM2-135M,task.train_files=my.txt
 
 A transformer gets two loops (`model.num_loops`). The sweep `sharing` trains
-them, and then for two fifths as many steps each: the loops, MELT without a
-teacher, and a shared first loop with windows of 16 tokens; and last the
-transformer, for as many steps as both together. Presets:
+them, and from them, for two fifths as many steps each: the loops themselves,
+MELT without a teacher, and a shared first loop with windows of 16 tokens. Last
+comes the transformer, for as many steps as loops and continuation. Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
           text, in chunks of 16. Not measured.
@@ -69,7 +69,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.window": 16, "run.init_fresh": "window_gates",
     "optim.rates": ("window_gates=10",),
   }  # fmt: skip
-  # Without further loops, a cache of one loop is the whole one.
+  # With one loop, its cache is the whole cache.
   once = {
     **loops, "model.num_loops": 1, "run.num_steps": presets.steps(config, 7, 5),
   }  # fmt: skip

@@ -689,6 +689,14 @@ def test_mistakes_are_one_line(model, call, says):
     call(model)
 
 
+def test_a_schedule_must_fit_into_the_steps_of_fit():
+  """As for `loopjax train`: otherwise no step has all loops."""
+  growth = {"growth_steps": (2,), "growth_loops": (1,), "depth": "fixed"}
+  model = loopjax.build("recurrent", **SMALL, **growth)
+  with refused(r"growth_steps=\(2,\) must end before run.num_steps=2"):
+    model.fit([], steps=2)
+
+
 def test_all_that_a_family_needs_is_named_at_once():
   """Also what only the model's constructor knows."""
   with pytest.raises(UserError) as caught:

@@ -207,10 +207,13 @@ class Settings(NamedTuple):
         " would lose updates of bfloat16 parameters"
       )
 
-  def check_schedule(self) -> None:
+  def check_schedule(self, num_steps: int = 0) -> None:
     """Raises UserError if the loss changes for longer than the run trains.
 
     Not part of `resolve`, which also reads runs that are trained already.
+
+    Args:
+      num_steps: the steps of training; 0 for those of the run.
     """
     if self.family.check_schedule:
-      self.family.check_schedule(self.model, self.run.num_steps)
+      self.family.check_schedule(self.model, num_steps or self.run.num_steps)

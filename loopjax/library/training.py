@@ -69,13 +69,15 @@ def fit(
   Raises:
     UserError: the data end before the steps do, a batch is not what the model
       reads or of another shape than the first, the parameters are bfloat16, the
-      objective needs a teacher or has another form, or the loss is not finite.
+      objective needs a teacher or has another form, it changes for more steps
+      than there are, or the loss is not finite.
   """
   steps = checked.integer("steps", steps, 1)
   every = checked.integer("every", every, 1)
   seed = checked.seed(seed)
   settings = model.about.settings
   settings.check_trains()
+  settings.check_schedule(steps)
   if tx is None:
     tx = _optimizer(model.about, steps)
   elif not isinstance(tx, optax.GradientTransformation):

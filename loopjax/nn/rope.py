@@ -68,7 +68,7 @@ def check_scaling(scaling: Sequence[float]) -> None:
   if not (factor >= 1 and 0 < low < high and is_whole):
     raise UserError(
       f"model.rope_scaling={scaling!r}: needs factor >= 1, 0 < low < high, and"
-      " a whole number of tokens"
+      " a length that is a whole number of at least 1"
     )
 
 

@@ -249,9 +249,11 @@ def _without(places: Mapping[str, str], value: Any) -> Any:
   """JSON with other names for folders of this machine."""
   if isinstance(value, str):
     for folder, written in places.items():
-      # A whole path: not "/data/books" of "/data/books_2".
-      whole = "" if folder.endswith("/") else r"(?![\w.-])"
-      pattern = rf"(?<![\w.-]){re.escape(folder)}{whole}"
+      # A whole path: not "/data/books" of "/data/books_2", nor "runs/" of
+      # "old/runs/". An absolute one may follow a flag, as in "-I/data".
+      before = "" if folder.startswith("/") else r"(?<![\w./~-])"
+      whole = "" if folder.endswith("/") else r"(?![\w-]|\.\w)"
+      pattern = rf"{before}{re.escape(folder)}{whole}"
       value = re.sub(pattern, written.replace("\\", "\\\\"), value)
     return value
   if isinstance(value, list):

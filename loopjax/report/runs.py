@@ -266,6 +266,8 @@ def _read_plan(path: pathlib.Path) -> Plan:
         for item in items
       ],
     )
+  except UserError as error:
+    raise UserError(f"{path}: {error}") from error
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(f"{path}: is not a list of runs: {error!r}") from error
 
@@ -274,7 +276,9 @@ def _present(item: Mapping[str, Any]) -> dict[str, Any]:
   """An item whose settings have present names."""
   config = renames.of_config(item.get("config", {}))
   family = config.get("model", {}).get("name", "")
-  overrides = renames.present(family, item["overrides"])
+  overrides = renames.without_removed(
+    config, renames.present(family, item["overrides"])
+  )
   found = {**item, "overrides": overrides}
   return {**found, "config": config} if config else found
 

@@ -67,8 +67,8 @@ RENAMED: Mapping[tuple[str, str], Renamed] = {
   (REQUEST, "loops"): Renamed("num_loops"),
 }
 
-# (family, setting that no longer exists) -> its default, which is what loopjax
-# now always does.
+# (family or task, setting that no longer exists) -> its default, which is what
+# loopjax now always does.
 REMOVED: Mapping[tuple[str, str], Any] = {
   ("adaptive", "model.z_weight"): 0.0,
   ("melt", "model.history_hops"): -1,
@@ -77,7 +77,7 @@ REMOVED: Mapping[tuple[str, str], Any] = {
   ("utm", "model.router_input"): "block",
   ("utm", "model.forced_remainder"): True,
   ("utm", "model.ponder_over"): "all",
-  (ANY, "task.loss_on"): "all",
+  ("sudoku", "task.loss_on"): "all",
 }
 
 
@@ -119,23 +119,38 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, section in config.items()
   }
   whole = {name: x for name, x in config.items() if isinstance(x, Mapping)}
-  for setting, value in present(family, flatten(whole)).items():
+  values = present(family, flatten(whole))
+  for setting, value in without_removed(config, values).items():
     section, _, key = setting.partition(".")
-    if not _is_removed(family, setting, value):
-      sections[section][key] = value
+    sections[section][key] = value
   return sections
 
 
-def _is_removed(family: str, setting: str, value: Any) -> bool:
-  """Whether a stored setting no longer exists; raises UserError if it acted."""
-  for key in ((family, setting), (ANY, setting)):
-    if key in REMOVED:
-      if value != REMOVED[key]:
-        raise UserError(
-          f"{setting}={value!r} is no longer supported, only {REMOVED[key]!r}"
-        )
-      return True
-  return False
+def without_removed(
+  config: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+  """The settings among a run's that still exist.
+
+  Args:
+    config: the run's sections; "model" and "task" have a name.
+    values: by "section.key".
+
+  Raises:
+    UserError: a removed setting is not at its default.
+  """
+  found = dict(values)
+  for name, value in values.items():
+    section = config.get(name.partition(".")[0])
+    owner = section.get("name", "") if isinstance(section, Mapping) else ""
+    key = owner, name
+    if key not in REMOVED:
+      continue
+    if value != REMOVED[key]:
+      raise UserError(
+        f"{name}={value!r} is no longer supported: it is always {REMOVED[key]!r}"
+      )
+    del found[name]
+  return found
 
 
 def say(family: str, values: Mapping[str, Any], place: str = "") -> None:

@@ -13,7 +13,7 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.config import presets
 from loopjax.errors import UserError, similar, writing
-from loopjax.run import naming
+from loopjax.run import naming, renames
 from loopjax.run import workdir as workdir_lib
 
 
@@ -134,11 +134,13 @@ def _known(workdir: pathlib.Path, name: str) -> list[_Known]:
         _Known(
           manifest["sweep"],
           dict(item["overrides"]),
-          item.get("config", {}),
+          renames.of_config(item.get("config", {})),
           item["directory"],
         )
         for item in manifest["items"]
       ]
+    except UserError as error:
+      raise UserError(f"{path}: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(f"{path}: is not a list of runs: {error!r}") from error
   return items

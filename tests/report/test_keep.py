@@ -345,7 +345,7 @@ def test_only_whole_paths_are_renamed(tmp_path, monkeypatch):
   files = {"run.init_from": "/data/books_2/x,/data/books"}
   workdir = make_run(tmp_path / "bias", 1, 1, **files)
   summary = workdir_lib.read_summary(workdir)
-  command = "--config.model.router_bias=0.0 --workdir=bias/one"
+  command = "--model.router_bias=0 old/bias/x -I/data/books. --workdir=bias/one"
   workdir_lib.write_json(
     workdir / "summary.json", summary | {"command": command}
   )
@@ -355,7 +355,9 @@ def test_only_whole_paths_are_renamed(tmp_path, monkeypatch):
     [relative], tmp_path / "a.runs.json", rename={"/data/books": "books"}
   )
   text = (tmp_path / "a.runs.json").read_text()
-  assert "--config.model.router_bias=0.0 --workdir=runs/one" in text
+  assert (
+    "--model.router_bias=0 old/bias/x -Ibooks. --workdir=runs/one"
+  ) in text
   assert "/data/books_2/x,books" in text
 
 

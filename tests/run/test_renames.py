@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests_support import ROOT, refused
+from tests_support import ROOT, load_config, refused
 
 from loopjax import config as config_lib
 from loopjax.commands import command_line
@@ -13,6 +13,7 @@ from loopjax.report import runs as runs_lib
 from loopjax.run import naming, renames, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.sections import flatten
+from loopjax.sweep import items as items_lib
 
 # Values of the settings that have as many as before.
 OTHERS = {
@@ -174,7 +175,7 @@ def test_a_setting_that_is_newer_than_a_run_has_its_default_there(tmp_path):
 @pytest.mark.parametrize(("family", "setting"), renames.REMOVED)
 def test_a_removed_setting_in_a_config_json(family, setting, tmp_path):
   """At its default it is left out; a run with another value is refused."""
-  of = "utm" if family == renames.ANY else family
+  of = "utm" if family == "sudoku" else family
   task = "sudoku" if of == "utm" else "text"
   present = config_lib.to_dict(config_lib.make(of, task))
   section, _, key = setting.partition(".")
@@ -195,9 +196,46 @@ def test_a_removed_setting_in_a_config_json(family, setting, tmp_path):
   path.write_text(json.dumps(there))
   for read in readings[:2]:
     with refused(
-      f"{setting}='another' is no longer supported, only {default!r}"
+      f"{setting}='another' is no longer supported: it is always {default!r}"
     ):
       read()
+
+
+def test_a_removed_setting_in_a_sweep(tmp_path):
+  """An item that set it is the same run without it; its directory is kept."""
+  config = load_config("sudoku_utm", "smoke")
+  present = config_lib.resolve(config).plain
+  stored = json.loads(json.dumps(present))
+  stored["model"]["router_input"] = "block"
+  overrides = {"model.router_input": "block", "run.seed": 0}
+  item = {"overrides": overrides, "config": stored, "directory": "old"}
+  manifest = {"sweep": "x", "config": "c.py", "items": [item]}
+  (tmp_path / "sweep-x.json").write_text(json.dumps(manifest))
+  (tmp_path / "old").mkdir()
+  workdir_lib.write_json(tmp_path / "old" / "config.json", stored)
+
+  def listed():
+    ((run,),) = (plan.runs for plan in runs_lib.collect([tmp_path])[0])
+    return run
+
+  def planned():
+    sweeps = {"x": [{"run.seed": 0}]}
+    return items_lib.make_items(config, lambda _: sweeps, "x", {}, tmp_path)
+
+  assert listed().overrides == {"run.seed": 0}
+  assert listed().state.startswith("incomplete")
+  assert [item.slug for item in planned()] == ["old"]
+  manifest["items"][0]["config"]["model"]["router_input"] = "halted"
+  (tmp_path / "sweep-x.json").write_text(json.dumps(manifest))
+  for read in (listed, planned):
+    with refused("sweep-x.json: model.router_input='halted' is no longer"):
+      read()
+
+
+def test_a_task_of_ones_own_may_have_a_removed_name():
+  """Only Sudoku's `loss_on` is gone."""
+  config = {"model": {"name": "utm"}, "task": {"name": "own", "loss_on": "x"}}
+  assert renames.of_config(config) == config
 
 
 @pytest.mark.parametrize(("family", "old"), SETTINGS)
