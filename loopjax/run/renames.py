@@ -147,7 +147,8 @@ def without_removed(
       continue
     if value != REMOVED[key]:
       raise UserError(
-        f"{name}={value!r} is no longer supported: it is always {REMOVED[key]!r}"
+        f"{name}={value!r} is no longer supported: it is always"
+        f" {REMOVED[key]!r}"
       )
     del found[name]
   return found
