@@ -84,10 +84,8 @@ def fit(
     raise UserError(
       f"tx={tx!r} is not an Optax optimizer, such as optax.adam(1e-3)"
     )
-  if loss is not None:
-    _check_signature("loss", loss, "module, batch, key, step, teacher")
-  if on_log is not None:
-    _check_signature("on_log", on_log, "step, metrics, model")
+  _check_signature("loss", loss, "module, batch, key, step, teacher")
+  _check_signature("on_log", on_log, "step, metrics, model")
   batches = _batches(data)
   first = checked.batch(settings, _next(batches, 0, steps))
   options = {"batch_size": len(first["inputs"]), "num_microbatches": 1}
@@ -184,7 +182,9 @@ def _jitted(
 
 
 def _check_signature(name: str, function: Any, arguments: str) -> None:
-  """Raises UserError unless a function of the user takes these arguments."""
+  """Raises UserError unless a user's function, if any, takes the arguments."""
+  if function is None:
+    return
   try:
     inspect.signature(function).bind(*arguments.split(", "))
   except TypeError as error:
