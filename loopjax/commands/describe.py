@@ -21,7 +21,7 @@ from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.program import step, tree_size
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import machine
+from loopjax.run import durations, machine
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _config(path: pathlib.Path) -> str:
         settings.training_flops, settings.model.width
       )
       long = seconds > _TOO_LONG
-      time = "too long" if long else machine.duration(seconds)
+      time = "too long" if long else durations.text(seconds)
       lines.append(_wrapped(f"  :{name}", f"{time} here; {text}", 12))
   return "\n".join(lines)
 

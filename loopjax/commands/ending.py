@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopjax.run import machine
+from loopjax.run import durations
 
 _ERROR = "/standard_error"
 _SPLITS = 4  # Most lines of scores.
@@ -28,7 +28,7 @@ def lines(
     return []
   directory = workdir / "evaluation" if mode == "eval" else workdir
   texts = scores(summary["metrics"], headline, every=mode == "eval")
-  time = machine.duration(summary["wall_seconds"])
+  time = durations.text(summary["wall_seconds"])
   parameters = f"{summary['parameters']:,} parameters, {time}"
   if texts:
     texts[0] += f"; {parameters}"

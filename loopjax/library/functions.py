@@ -1,6 +1,5 @@
 """Models and data: load, build, save, datasets; and the loss of a batch."""
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.data import TASKS, check_dataset
-from loopjax.errors import UserError, local_path, writing
+from loopjax.errors import UserError, writing
 from loopjax.hub import convert
 from loopjax.library import checked, text, training
 from loopjax.library.evaluation import Split, of_task
@@ -37,7 +36,7 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
   Raises:
     UserError: there is no such model, or it cannot be read.
   """
-  folder = path_of(where)
+  folder = workdir_lib.path_of(where)
   if convert.is_folder(folder):
     if checkpoint is not None:
       raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
@@ -145,7 +144,7 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
       parameters have other shapes or dtypes than `build` gives them.
   """
   _check_model(model)
-  workdir = path_of(workdir)
+  workdir = workdir_lib.path_of(workdir)
   zoo.refuse(workdir, "choose another directory")
   workdir_lib.check_new(workdir)
   about = model.about
@@ -202,13 +201,6 @@ def datasets(
       check_dataset(module, record, split, batch_size, dataset)
     )
   return splits
-
-
-def path_of(where: object) -> pathlib.Path:
-  """The path of a run or folder; raises UserError if it is none."""
-  if not isinstance(where, str | os.PathLike) or not os.fspath(where):
-    raise UserError(f"{where!r:.80} is not the path of a run")
-  return local_path(where)
 
 
 def _check_model(model: object) -> None:

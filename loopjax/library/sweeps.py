@@ -7,9 +7,10 @@ from typing import Any
 from loopjax import config as config_lib
 from loopjax.commands import command_line
 from loopjax.errors import UserError, local_path
-from loopjax.library import checked, functions
+from loopjax.library import checked
 from loopjax.report import records
 from loopjax.run import naming
+from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import items as items_lib
 from loopjax.sweep import runner
 
@@ -49,7 +50,7 @@ def table(
   """
   if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable):
     runs = [runs]
-  read = records.read([functions.path_of(place) for place in runs])
+  read = records.read([workdir_lib.path_of(place) for place in runs])
   records.say_incomplete(read)
   rows, columns = _names(rows), _names(columns)
   if not (rows or columns):

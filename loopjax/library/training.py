@@ -21,7 +21,7 @@ from loopjax.library import checked
 from loopjax.nn import lora
 from loopjax.optim import chain
 from loopjax.program import fresh, step
-from loopjax.run import machine
+from loopjax.run import durations
 from loopjax.types import Array, Carried, Metrics
 
 # (module, batch, key, step, None) -> (loss, metrics), see `protocols.Loss`.
@@ -243,13 +243,13 @@ class _Progress:
       jax.block_until_ready(metrics)
       began, self._start = self._start, time.monotonic()
       self._shown = self._start
-      took = machine.duration(self._start - began)
+      took = durations.text(self._start - began)
       self._say(f"ready; the first of {self._steps:,} steps took {took}")
     elif number < self._steps and time.monotonic() - self._shown >= _SECONDS:
       loss = float(metrics["loss"])  # Waits for the step.
       self._shown = time.monotonic()
       rate = (self._shown - self._start) / (number - 1)
-      left = machine.duration((self._steps - number) * rate)
+      left = durations.text((self._steps - number) * rate)
       self._say(
         f"step {number:,} of {self._steps:,}: loss {loss:.4g}; {left} left"
       )

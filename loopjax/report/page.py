@@ -19,7 +19,7 @@ from loopjax.report import grouping, papers, records, table, tables
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
 from loopjax.report.tables import score
-from loopjax.run import machine
+from loopjax.run import durations
 
 MAX_RUNS_WITH_FIGURES = 6
 
@@ -320,7 +320,7 @@ def _headline(run: runs_lib.Run) -> list[document.Block]:
   found = run.summary["metrics"]
   took = f"{run.summary['parameters']:,} parameters"
   if seconds := run.summary.get("wall_seconds"):  # Nothing trains an import.
-    took += f", {machine.duration(seconds)}"
+    took += f", {durations.text(seconds)}"
   best = f"test/{names[0]}" if names else ""
   if best not in found:
     return [document.Heading(2, took), *_bullets(found, names)]

@@ -12,7 +12,7 @@ from loopjax.commands.document import Cell, Table
 from loopjax.report import grouping
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.run import machine
+from loopjax.run import durations
 
 
 def sweep_blocks(
@@ -346,7 +346,7 @@ def _facts(groups: Sequence[grouping.Group]) -> dict[str, list[Cell]]:
     facts["parameters"].append(
       Cell(distinct(s.get("parameters") for s in done))
     )
-    mean_wall = machine.duration(statistics.fmean(walls)) if walls else "–"
+    mean_wall = durations.text(statistics.fmean(walls)) if walls else "–"
     facts["wall time"].append(Cell(mean_wall.replace(" ", "\u00a0")))
   return facts
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from loopjax.run import profiling
+from loopjax.run import durations, profiling
 
 # Rows of the matrices multiplied; an accelerator needs larger ones.
 _CPU_ROWS, _ROWS = 512, 4096
@@ -17,13 +17,6 @@ _PROBE_SECONDS = 0.2
 # maximum. Measured on CPUs: 0.08 at 32, 0.16 at 64, 0.25 at 128, 0.6 at 512.
 _SHARE_OF_WIDTH, _MOST = 1 / 400, 0.6
 _MEASURED_SECONDS = 1.0
-_FEW_SECONDS = 10
-_UNITS = (  # Seconds, name, digits.
-  (365 * 86_400, "years", 0),
-  (86_400, "days", 0),
-  (3600, "hours", 1),
-  (60, "minutes", 0),
-)
 
 
 @functools.cache
@@ -63,19 +56,11 @@ def training_seconds(flops: float, width: int) -> float:
 
 def prediction(flops: float, width: int) -> str:
   """One line on how long a run will take here; see `training_seconds`."""
+  expected = durations.text(training_seconds(flops, width))
   return (
-    f"about {duration(training_seconds(flops, width))}, estimated from FLOPs"
-    f" and this machine's matrix products ({matrix_rate() / 1e9:,.0f} GFLOP/s);"
-    " a measured estimate follows"
+    f"about {expected}, estimated from FLOPs and this machine's matrix products"
+    f" ({matrix_rate() / 1e9:,.0f} GFLOP/s); a measured estimate follows"
   )
-
-
-def duration(seconds: float) -> str:
-  """A duration as text: "a few seconds", "40 s", "3 minutes", "2.5 hours"."""
-  for unit, name, digits in _UNITS:
-    if seconds >= 2 * unit:
-      return f"{seconds / unit:,.{digits}f} {name}"
-  return f"{seconds:.0f} s" if seconds >= _FEW_SECONDS else "a few seconds"
 
 
 class FirstCalls:
@@ -107,6 +92,6 @@ class FirstCalls:
     first, start = self._start
     if now - start >= _MEASURED_SECONDS:
       rate = (at - first) / (now - start)
-      left = duration((self._num_steps - at) / rate)
+      left = durations.text((self._num_steps - at) / rate)
       self._say(f"{rate:.3g} steps per second; {left} left")
       self._done = True

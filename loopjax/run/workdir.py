@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loopjax import checks
-from loopjax.errors import UserError, writing
+from loopjax.errors import UserError, local_path, writing
 from loopjax.run import renames, zoo
 
 # Sections that may differ between starts: they do not affect what is learned
@@ -185,6 +185,13 @@ def read_config(workdir: pathlib.Path) -> dict[str, Any]:
     return renames.of_config(value)
   except UserError as error:
     raise UserError(f"{path}: {error}") from error
+
+
+def path_of(where: object) -> pathlib.Path:
+  """The path of a run or folder; raises UserError if it is none."""
+  if not isinstance(where, str | os.PathLike) or not os.fspath(where):
+    raise UserError(f"{where!r:.80} is not the path of a run")
+  return local_path(where)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

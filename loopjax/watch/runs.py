@@ -9,7 +9,7 @@ import numpy as np
 from loopjax.analysis.plots import series
 from loopjax.data import TASKS
 from loopjax.errors import UserError
-from loopjax.run import machine, zoo
+from loopjax.run import durations, zoo
 from loopjax.run import workdir as workdir_lib
 
 _LEAST_SILENCE = 120.0  # Seconds without a row before a run is called silent.
@@ -103,7 +103,7 @@ def _state(
   if summary_path.exists():
     summary = workdir_lib.read_summary(workdir)
     status = summary["status"]
-    took = machine.duration(summary.get("wall_seconds", 0))
+    took = durations.text(summary.get("wall_seconds", 0))
     return f"{_ENDED.get(status, status)} after {took}", True
   path = workdir / "metrics.jsonl"
   newest = path if path.exists() else workdir / "config.json"
@@ -112,11 +112,11 @@ def _state(
   rate = rates.get("steps_per_second")
   between = config["run"]["log_every"] / rate if rate else 0.0
   if silence > max(_LEAST_SILENCE, 5 * between):
-    return f"silent for {machine.duration(silence)}", False
+    return f"silent for {durations.text(silence)}", False
   if not rate:
     return "starting", False
   left = max((config["run"]["num_steps"] - step) / rate - silence, 0.0)
-  return f"training; {machine.duration(left)} left", False
+  return f"training; {durations.text(left)} left", False
 
 
 def _panels(

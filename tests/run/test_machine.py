@@ -5,7 +5,7 @@ import pytest
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax.run import machine
+from loopjax.run import durations, machine
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from loopjax.run import machine
   ],
 )
 def test_durations_are_as_people_say_them(seconds, said):
-  assert machine.duration(seconds) == said
+  assert durations.text(seconds) == said
 
 
 @pytest.fixture
