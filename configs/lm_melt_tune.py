@@ -12,8 +12,9 @@ teacher (docs/hub.md):
 
 A transformer gets two loops (`model.num_loops`). The sweep `sharing` trains
 them, and from them, for two fifths as many steps each: the loops themselves,
-MELT without a teacher, and a shared first loop with windows of 16 tokens. Last
-comes the transformer, for as many steps as loops and continuation. Presets:
+MELT without a teacher, and a shared first loop with windows of 16 tokens (not
+if the model has an exit gate, as zoo:novels). Last comes the model with one
+loop, for as many steps as loops and continuation. Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
           text, in chunks of 16. Not measured.
@@ -69,12 +70,14 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.window": 16, "run.init_fresh": "window_gates",
     "optim.rates": ("window_gates=10",),
   }  # fmt: skip
+  # `plt` has no place for the parameters of an exit gate.
+  by_windows = [windows] if config.model.exit_gate == "none" else []
   # With one loop, its cache is the whole cache.
   once = {
     **loops, "model.num_loops": 1, "run.num_steps": presets.steps(config, 7, 5),
   }  # fmt: skip
   return {
     "phases": [loops, phase_1, phase_2],
-    "sharing": [loops, {**loops, **on}, on, windows, once],
+    "sharing": [loops, {**loops, **on}, on, *by_windows, once],
     "learning_rates": _COMMON["learning_rates"](config),
   }

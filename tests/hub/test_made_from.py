@@ -172,6 +172,11 @@ def test_caches_are_compared_from_the_same_loops(run):
     ("melt", 2, 4, "^latent_gates/"), ("plt", 2, 4, "window_gates"),
     ("looped", 1, 14, ""),
   ]  # fmt: skip
+  # The first loop with windows has no place for zoo:novels' exit gate.
+  config = load_config("lm_melt_tune", "smoke")
+  items = items_lib.make_items(config, sweeps, "sharing", {})
+  names = [item.config["model"]["name"] for item in items]
+  assert names == ["looped", "looped", "melt", "looped"]
 
 
 @pytest.mark.manual
