@@ -13,8 +13,8 @@ teacher (docs/hub.md):
 A transformer gets two loops (`model.num_loops`). The sweep `sharing` trains
 them, and from them, for two fifths as many steps each: the loops themselves,
 MELT without a teacher, and a shared first loop with windows of 16 tokens (not
-if the model has an exit gate, as zoo:novels). Last comes the model with one
-loop, for as many steps as loops and continuation. Presets:
+if the model has an exit gate, as zoo:novels has). Last comes the model with
+one loop, for as many steps as loops and continuation. Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, of synthetic arithmetic or your
           text, in chunks of 16. Not measured.
