@@ -88,6 +88,11 @@ class Run:
           f"run.{name}={getattr(self, name)} must be a multiple of"
           f" run.steps_per_call={self.steps_per_call}"
         )
+    if self.batch_size % self.num_microbatches:
+      raise UserError(
+        f"run.batch_size={self.batch_size} must be a multiple of"
+        f" run.num_microbatches={self.num_microbatches}"
+      )
     if not self.init_from:
       checks.without_effect("run", self, "init_from", "init_fresh")
     try:
@@ -206,6 +211,32 @@ class Settings(NamedTuple):
         "model.precision='bfloat16_params' is for inference only: rounding"
         " would lose updates of bfloat16 parameters"
       )
+
+  def check_run(self, mode: str) -> None:
+    """Raises UserError for settings that a run of training cannot have.
+
+    Not part of `resolve`: scoring and Python programs can have them.
+
+    Args:
+      mode: "train" or "train_and_eval".
+    """
+    for name in ("checkpoint", "split"):
+      if getattr(self.eval, name) != getattr(Eval(), name):
+        raise UserError(
+          f"eval.{name} has no effect in training; loopjax score reads it"
+        )
+    self.check_trains()
+    if self.optim.lora_rank and not self.run.init_from:
+      raise UserError(
+        f"optim.lora_rank={self.optim.lora_rank} needs run.init_from, the"
+        " trained model that the pairs adapt"
+      )
+    by_score = ("keep_best", "stop_after")
+    used = [name for name in by_score if getattr(self.run, name)]
+    if used and mode == "train":
+      raise UserError(f"run.{used[0]} has no effect with --mode=train")
+    if not used:
+      checks.without_effect("run", self.run, by_score, "best_metric")
 
   def check_schedule(self, num_steps: int = 0) -> None:
     """Raises UserError if the loss changes for longer than the run trains.

@@ -77,6 +77,7 @@ def make_items(
     try:
       overrides = config_lib.set_by_user(changed, overrides)
       settings = config_lib.resolve(changed)
+      settings.check_run("train_and_eval")
       settings.check_schedule()
     except UserError as error:
       raise UserError(f"sweep {name}, item {overrides}: {error}") from error

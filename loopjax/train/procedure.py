@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from loopjax import checks, sharding
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.config import settings as settings_lib
+from loopjax import sharding
 from loopjax.data import check_dataset
 from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
@@ -224,24 +223,8 @@ def _admit(
   config_lib.check_config(workdir, settings.plain, mode, extend)
   if extend:
     _check_extension(settings, workdir)
-  for name in ("checkpoint", "split"):
-    if getattr(settings.eval, name) != getattr(settings_lib.Eval(), name):
-      raise UserError(
-        f"eval.{name} has no effect in training; loopjax score reads it"
-      )
-  settings.check_trains()
-  if settings.optim.lora_rank and not settings.run.init_from:
-    raise UserError(
-      f"optim.lora_rank={settings.optim.lora_rank} needs run.init_from, the"
-      " trained model that the pairs adapt"
-    )
+  settings.check_run(mode)
   boards.check(settings.run.wandb_project)
-  by_score = ("keep_best", "stop_after")
-  used = [name for name in by_score if getattr(settings.run, name)]
-  if used and mode == "train":
-    raise UserError(f"run.{used[0]} has no effect with --mode=train")
-  if not used:
-    checks.without_effect("run", settings.run, by_score, "best_metric")
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
       "run.debug_nans needs a single process; resume from the checkpoint with"

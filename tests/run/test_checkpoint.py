@@ -248,6 +248,31 @@ def test_checksums_do_not_depend_on_the_mesh():
     assert integrity.checksums({"x": placed}) == expected
 
 
+def test_one_checksum_is_computed_at_a_time(monkeypatch):
+  """Several at once block each other on virtual devices and few cores."""
+  begun = []
+
+  class Sum:
+    is_ready = False
+
+    def block_until_ready(self):
+      self.is_ready = True
+      return self
+
+    def __array__(self, dtype=None, copy=None):
+      return np.zeros(2, np.uint32)
+
+  def begin(x, on_one_device):
+    assert all(earlier.is_ready for earlier in begun)
+    begun.append(Sum())
+    return begun[-1]
+
+  monkeypatch.setattr(integrity, "_sum", begin)
+  found = integrity.checksums({"a": np.ones(2), "b": np.ones((2, 3))})
+  assert found == dict.fromkeys("ab", 16 * "0")
+  assert len(begun) == 2
+
+
 def test_checksums_need_no_memory_and_no_communication():
   """Importing and saving large models needs little more than their size."""
   value = jnp.ones((64, 4096), jnp.bfloat16)

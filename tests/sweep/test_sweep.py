@@ -653,6 +653,25 @@ def test_an_axis_may_be_of_numpys_numbers(tmp_path):
   items_lib.write_manifest(tmp_path, "a", "c.py", {}, [first, last])
 
 
+@pytest.mark.parametrize(
+  ("setting", "value", "says"),
+  [
+    ("optim.lora_rank", 4, "optim.lora_rank=4 needs run.init_from"),
+    ("model.precision", "bfloat16_params", "is for inference only"),
+    ("run.best_metric", "test/loss", "run.best_metric has no effect"),
+    ("eval.checkpoint", "best", "eval.checkpoint has no effect in training"),
+  ],
+)
+def test_an_item_that_cannot_train_is_refused_before_any_runs(
+  setting, value, says
+):
+  config = load_config("sudoku_utm", "smoke")
+  with refused(f"sweep a, item .*{says}"):
+    items_lib.make_items(
+      config, lambda _: {"a": [{}, {setting: value}]}, "a", {}
+    )
+
+
 def test_an_item_without_its_setting_is_one_line():
   config = load_config("multihop_disco", "smoke,model.name=looped")
   sweeps = namespace("multihop_disco")["sweeps"]

@@ -44,7 +44,12 @@ def checksums(tree: Any) -> dict[str, str]:
   # One small program per shape: most arrays share theirs with an average and
   # two moments.
   leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-  sums = [_sum(x, len(x.sharding.device_set) == 1) for x in leaves]
+  # One at a time: on virtual CPU devices and few cores, many programs that
+  # exchange data block each other, until XLA ends the process.
+  sums = [
+    jax.block_until_ready(_sum(x, len(x.sharding.device_set) == 1))
+    for x in leaves
+  ]
   return {
     name: processes.gather_array(pair).astype(">u4").tobytes().hex()
     for name, pair in zip(names(tree), sums, strict=True)
