@@ -37,7 +37,7 @@ def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
     folder: the folder that the run was exported to.
 
   Raises:
-    UserError: the folder is no export, or the run has no summary, or one of
+    UserError: the folder has no export, or the run has no summary, or one of
       another step than the exported parameters.
   """
   text = card(workdir, folder)
