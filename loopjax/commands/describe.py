@@ -40,6 +40,7 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
     UserError: the config or the teacher is invalid.
   """
   settings = config_lib.resolve(config)
+  settings.check_schedule()
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   state = jax.eval_shape(
     functools.partial(program_lib.fresh_state, settings, tx), jax.random.key(0)

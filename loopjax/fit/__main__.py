@@ -91,8 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   from loopjax.program import teacher as teacher_lib
 
   config = options.config
-  if config is None or not options.topology:
-    raise UserError("--config=FILE and --topology=NAME are needed")
+  given = {"--config": config is not None, "--topology": options.topology}
+  if missing := [flag for flag, there in given.items() if not there]:
+    raise UserError(
+      f"the following arguments are required: {', '.join(missing)}"
+    )
   if options.workdir:
     raise UserError("--workdir has no effect: nothing is written")
   checks.flags_at_least(options, memory_gib=0)

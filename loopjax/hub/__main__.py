@@ -41,7 +41,12 @@ def _parser() -> Parser:
   )
   writes.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   writes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-  writes.add_argument("--layout", choices=convert.LAYOUTS, required=True)
+  writes.add_argument(
+    "--layout",
+    choices=convert.LAYOUTS,
+    default="",
+    help="required; without it, the error names those that fit the model",
+  )
   writes.add_argument(
     "--gguf",
     action="store_true",
@@ -57,7 +62,7 @@ def _parser() -> Parser:
   writes.add_argument(
     "--max_bytes",
     type=int,
-    default=convert.Export("").max_bytes,
+    default=convert.Export().max_bytes,
     help="maximum size of a file [5 GB]",
   )
   describes = commands.add_parser(

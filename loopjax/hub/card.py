@@ -37,8 +37,8 @@ def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
     folder: the folder that the run was exported to.
 
   Raises:
-    UserError: the run has no summary, or one of another step than the exported
-      parameters.
+    UserError: the folder has no export, or the run has no summary, or one of
+      another step than the exported parameters.
   """
   text = card(workdir, folder)
   (folder / FILE).write_text(text, encoding="utf-8")
@@ -48,6 +48,10 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
   """The text of the card; see `write`."""
   settings = config_lib.of_run(workdir, str(workdir))
   summary = workdir_lib.read_summary(zoo.located(workdir))
+  if not (folder / "config.json").is_file():
+    raise UserError(
+      f"{folder}: contains no config.json; write it with loopjax hub export"
+    )
   exported = workdir_lib.read_json(folder / "config.json")
   step = exported.get(convert.STEP)
   if step != summary.get("steps"):

@@ -47,14 +47,14 @@ class Export(NamedTuple):
   """How to export a run; see `loopjax.hub.__main__`.
 
   Attributes:
-    layout: a key of LAYOUTS.
+    layout: a key of LAYOUTS; "" is an error that names those that fit.
     dtype: one of EXPORTED.
     checkpoint: step; None for the newest.
     max_bytes: maximum size of a file of safetensors.
     gguf: whether to write a GGUF file.
   """
 
-  layout: str
+  layout: str = ""
   dtype: str = "bfloat16"
   checkpoint: int | None = None
   max_bytes: int = 5 * 10**9
@@ -243,19 +243,14 @@ def export_run(
   _check_options(options)
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
-  layout = LAYOUTS[options.layout]
   model: Any = settings.model
-  if settings.model_name != layout.family:
-    raise UserError(f"{label}: its model family is not {layout.family!r}")
   if not isinstance(settings.task, TextConfig):
     raise UserError(f"{label}: its task is not 'text'")
   vocab_size = settings.spec.vocab_size
   if not settings.task.end_token:
     vocab_size -= settings.spec.num_padding_tokens
-  try:
-    config = config_of(layout, model, vocab_size)
-  except UserError as error:
-    raise UserError(f"{label}: --layout={options.layout}: {error}") from error
+  config = _chosen_config(settings, options, vocab_size, label)
+  layout = LAYOUTS[options.layout]
   step, params = restore.chosen_params(
     workdir, options.checkpoint, abstract_params(settings), label
   )
@@ -304,17 +299,53 @@ def export_run(
       os.replace(partial, folder)
 
 
+def _chosen_config(
+  settings: config_lib.Settings, options: Export, vocab_size: int, label: str
+) -> dict[str, Any]:
+  """The config.json in the layout; UserError, with those that fit, if not."""
+  names = gguf.ARCHITECTURES if options.gguf else tuple(LAYOUTS)
+  family, fitting, lacking = settings.model_name, {}, {}
+  for name in names:
+    if LAYOUTS[name].family == family:
+      try:
+        fitting[name] = config_of(LAYOUTS[name], settings.model, vocab_size)
+      except UserError as error:
+        lacking[name] = str(error)
+  if options.layout in fitting:
+    return fitting[options.layout]
+  kind = "layout of a GGUF file" if options.gguf else "layout"
+  if fitting:
+    why = f"is not a layout of model.name={family!r}"
+    why = lacking.get(options.layout, why) if options.layout else "is missing"
+    raise UserError(
+      f"{label}: --layout={options.layout or 'NAME'}: {why}; its model fits"
+      f" {', '.join(fitting)}"
+    )
+  if not lacking:
+    families = dict.fromkeys(LAYOUTS[name].family for name in names)
+    raise UserError(
+      f"{label}: no {kind} fits model.name={family!r}; there are some for"
+      f" {', '.join(families)}"
+    )
+  reasons = {
+    why: [name for name in lacking if lacking[name] == why]
+    for why in lacking.values()
+  }
+  shown = (f"{', '.join(of)}: {why}" for why, of in reasons.items())
+  raise UserError(f"{label}: no {kind} fits its model; {'; '.join(shown)}")
+
+
 def _check_options(options: Export) -> None:
   """Raises UserError for options of an export that contradict each other."""
   if not options.gguf:
     if options.dtype == gguf.QUANTIZED:
       raise UserError(f"--dtype={options.dtype} needs --gguf")
-  elif options.layout not in gguf.ARCHITECTURES:
+  elif options.layout and options.layout not in gguf.ARCHITECTURES:
     raise UserError(
       f"--layout={options.layout}: a GGUF file can have the layouts"
       f" {', '.join(gguf.ARCHITECTURES)}"
     )
-  elif options.max_bytes != Export("").max_bytes:
+  elif options.max_bytes != Export().max_bytes:
     raise UserError(f"--max_bytes={options.max_bytes} has no effect on --gguf")
 
 

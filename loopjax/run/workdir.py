@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loopjax import checks
-from loopjax.errors import UserError, local_path, writing
+from loopjax.errors import UserError, local_path, unreadable, writing
 from loopjax.run import renames, zoo
 
 # Sections that may differ between starts: they do not affect what is learned
@@ -203,7 +203,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   try:
     content = path.read_bytes()
     value = json.loads(content.removeprefix(codecs.BOM_UTF8))
-  except (OSError, ValueError, RecursionError) as error:
+  except OSError as error:
+    raise unreadable(str(path), error) from error
+  except (ValueError, RecursionError) as error:
     said = f"cannot be read: {error}"
     if isinstance(error, ValueError):
       said = checks.wrong_file(content) or said

@@ -69,22 +69,27 @@ def make_evaluator(
   return evaluate
 
 
-def check_metric(
-  program: program_lib.Program, dataset: Dataset, metric: str
+def check(
+  program: program_lib.Program, dataset: Dataset, best_metric: str = ""
 ) -> None:
-  """Raises UserError unless a score of the validation split has this name.
+  """Compares the scores that a run will have with what it says of them.
 
   Computes nothing: names follow from shapes.
 
   Args:
     program: the run's program.
     dataset: the validation split.
-    metric: "split/score", with a leading minus if lower is better.
+    best_metric: a score that the split must have, "split/score" with a leading
+      minus if lower is better; "" for none.
+
+  Raises:
+    UserError: there is no such score, or the task's do not fit its description.
   """
-  batch = next(pipeline.iterate(dataset.batches, num_threads=0))
-  params = program.abstract_params
+  batch, params = dataset.batches[0], program.abstract_params
   sizes = _group_sizes(dataset)
   shapes = jax.eval_shape(_step(program), params, batch, group_sizes=sizes)
+  if not best_metric:
+    return
   sums = jax.tree.map(lambda leaf: np.ones(leaf.shape), shapes)
   names = [
     name
@@ -92,10 +97,10 @@ def check_metric(
     for name in metrics.named(split, scores)
     if "standard_error" not in name
   ]
-  if metric.removeprefix("-") not in names:
+  if best_metric.removeprefix("-") not in names:
     raise UserError(
-      f"run.best_metric={metric!r} is not an evaluation score; expected one of"
-      f" {', '.join(names)}"
+      f"run.best_metric={best_metric!r} is not an evaluation score; expected"
+      f" one of {', '.join(names)}"
     )
 
 

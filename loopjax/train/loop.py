@@ -230,7 +230,7 @@ def _evaluate(
   ]
   best = metrics.scores(rows, options.best_metric)
   needs_score = options.keep_best or options.stop_after
-  if needs_score and not best:  # `check_metric` has checked its name.
+  if needs_score and not best:  # `evaluate.check` has checked its name.
     raise UserError(
       f"run.best_metric={options.best_metric!r}: no evaluated example counts"
       f" for it; eval.num_examples={settings.eval.num_examples}"

@@ -177,10 +177,10 @@ def _run(
   program = program_lib.make_program(settings, teacher=teacher)
   program_lib.check_step(program)
   datasets = make_datasets(settings, program.mesh)
-  if settings.run.keep_best or settings.run.stop_after:
-    evaluate.check_metric(
-      program, datasets["validation"], settings.run.best_metric
-    )
+  if mode == "train_and_eval":
+    chooses = settings.run.keep_best or settings.run.stop_after
+    best_metric = settings.run.best_metric if chooses else ""
+    evaluate.check(program, datasets["validation"], best_metric)
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
     processes.from_process_0(

@@ -459,6 +459,15 @@ def test_a_schedule_ends_with_the_run():
     settings.check_schedule()
 
 
+def test_a_schedule_that_train_refuses_is_not_described():
+  growth = {"model.growth_steps": (20,), "model.growth_loops": (2,)}
+  config = load_config("lm_recurrent", "smoke")
+  config_lib.override(config, {**growth, "model.depth": "fixed"})
+  config_lib.override(config, {"run.num_steps": 20})
+  with pytest.raises(UserError, match=r"^model.growth_steps=.* no step would"):
+    describe.describe(config)
+
+
 def test_another_family_keeps_what_both_have():
   config = load_config("multihop_disco", "smoke,model.name=transformer")
   assert config.model.name == "transformer"

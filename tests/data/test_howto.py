@@ -8,7 +8,6 @@ import sys
 import textwrap
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,11 +16,10 @@ from tests_support import ROOT, command, refused
 import loopjax
 from loopjax import config as config_lib
 from loopjax import main as main_lib
-from loopjax import program
 from loopjax.data import TASKS, check_dataset, check_scores, pipeline
 from loopjax.errors import UserError
 from loopjax.models import MODELS
-from loopjax.train import evaluate, procedure
+from loopjax.train import procedure
 from loopjax.types import Dataset
 
 HOWTO = ROOT / "docs" / "howto"
@@ -170,26 +168,39 @@ def test_scores_are_of_rows_and_have_the_headline(parity):
     check_scores(parity, score, 4)
 
 
-def test_a_run_checks_batches_and_scores(parity):
-  def run_with(**changes):
-    TASKS["broken"] = variant(parity, **changes)
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    (
+      {"score": lambda output, batch: {"loss": jnp.zeros(())}},
+      r"parity.score: 'loss' has shape \[\], expected \[256\]",
+    ),
+    (
+      {"HEADLINE": ("accuracy", "f1")},
+      "parity.HEADLINE: score returns no 'f1', but loss, accuracy, exact_match",
+    ),
+    (
+      {"make_dataset": lambda x: {"inputs": x["inputs"]}},
+      "parity.make_dataset, split 'train': batches have no 'target",
+    ),
+  ],
+)
+def test_a_run_checks_batches_and_scores(parity, tmp_path, changes, says):
+  """Before the first step: nothing is trained and then lost."""
+  if change := changes.get("make_dataset"):
+    changes = {"make_dataset": batches_with(parity, change)}
+  TASKS["broken"] = variant(parity, **changes)
+  try:
     config = config_lib.make("looped", "broken")
     small = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 1}
     config_lib.override(config, {f"model.{k}": v for k, v in small.items()})
-    config_lib.override(config, {"eval.depth_factor": 0})
-    settings = config_lib.resolve(config)
-    made = program.make_program(settings, devices=jax.devices()[:1])
-    found = procedure.make_datasets(settings, made.mesh, ["test"])["test"]
-    evaluate.check_metric(made, found, "test/loss")  # Compiles nothing.
-
-  try:
-    with refused(r"parity.score: 'loss' has shape \[\], expected \[256\]"):
-      run_with(score=lambda output, batch: {"loss": jnp.zeros(())})
-    batches = batches_with(parity, lambda x: {"inputs": x["inputs"]})
-    with refused("parity.make_dataset, split 'test': batches have no 'target"):
-      run_with(make_dataset=batches)
+    steps = {"run.num_steps": 10, "run.batch_size": 8, "optim.warmup_steps": 0}
+    config_lib.override(config, steps)
+    with refused(says):
+      procedure.run(config, tmp_path / "run", "train_and_eval")
   finally:
     del TASKS["broken"]
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 from unittest import mock
 
@@ -705,7 +706,9 @@ def test_iquest_comes_back_as_it_was(tmp_path):
   theirs = json.loads((folder / "config.json").read_text())
   written = json.loads((out / "config.json").read_text())
   assert {key: written[key] for key in theirs} == theirs
-  with pytest.raises(UserError, match="its model family is not 'looped'"):
+  with pytest.raises(
+    UserError, match="of model.name='plt'; .* iquestloopcoder"
+  ):
     convert.export_run(run, tmp_path / "other", convert.Export("llama"))
 
 
@@ -781,20 +784,63 @@ def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
     config_lib.of_run(folder, label)
 
 
-@pytest.mark.parametrize(("arg", "message"), [
-  ("model.name=looped", "its task is not 'text'"),
-  ("model.name=disco", "its model family is not 'looped'"),
+PLAIN = {"mlp": "swiglu", "exit_gate": "none", "loop_norm": "final_only"}
+
+
+@pytest.mark.parametrize(("model", "arguments", "message"), [
+  (
+    {"name": "disco"}, ["--layout=ouro"],
+    "no layout fits model.name='disco'; there are some for looped, plt, recur",
+  ),
+  (
+    {"name": "recurrent"}, ["--gguf"],
+    "no layout of a GGUF file fits model.name='recurrent'; there are some for"
+    " looped$",
+  ),
+  (
+    {**PLAIN, "num_loops": 1, "mlp": "gelu"}, [],
+    "no layout fits its model; ouro: .*; nanbeige, llama, mistral: model.mlp=",
+  ),
+  (
+    {**PLAIN, "num_loops": 1}, [],
+    "--layout=NAME: is missing; its model fits nanbeige, llama, mistral$",
+  ),
+  (
+    {**PLAIN, "num_loops": 1}, ["--gguf"],
+    "--layout=NAME: is missing; its model fits llama$",
+  ),
+  (
+    {**PLAIN, "num_loops": 3}, ["--layout=llama"],
+    "--layout=llama: model.num_loops=3: the layout requires 1; its model fits"
+    " nanbeige$",
+  ),
+  (
+    {**PLAIN, "num_loops": 3}, ["--layout=huginn_raven"],
+    "--layout=huginn_raven: is not a layout of model.name='looped'; its model"
+    " fits nanbeige$",
+  ),
 ])  # fmt: skip
-def test_what_has_no_layout_is_one_line(arg, message, tmp_path):
-  config = load_config("multihop_disco", f"smoke,{arg}")
+def test_an_export_names_the_layouts_that_fit(
+  model, arguments, message, tmp_path, capsys
+):
+  config = config_lib.make(model.get("name", "looped"), "text")
+  config_lib.override(config, {f"model.{k}": v for k, v in model.items()})
   (tmp_path / "run").mkdir()
   plain = json.dumps(config_lib.to_dict(config))
   (tmp_path / "run" / "config.json").write_text(plain)
-  with pytest.raises(UserError, match=message):
-    convert.export_run(
-      tmp_path / "run", tmp_path / "out", convert.Export("ouro")
-    )
-  assert not (tmp_path / "out").exists()
+  run, out = str(tmp_path / "run"), tmp_path / "out"
+  assert hub.main(["export", run, str(out), *arguments]) == 2
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1 and re.search(message, error.strip())
+  assert not out.exists()
+
+
+def test_a_run_of_another_task_is_not_exported(tmp_path):
+  config = load_config("multihop_disco", "smoke,model.name=looped")
+  plain = json.dumps(config_lib.to_dict(config))
+  (tmp_path / "config.json").write_text(plain)
+  with pytest.raises(UserError, match="its task is not 'text'"):
+    convert.export_run(tmp_path, tmp_path / "out", convert.Export("ouro"))
 
 
 @pytest.mark.parametrize("name", NAMES)
