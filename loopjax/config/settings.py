@@ -88,11 +88,6 @@ class Run:
           f"run.{name}={getattr(self, name)} must be a multiple of"
           f" run.steps_per_call={self.steps_per_call}"
         )
-    if self.batch_size % self.num_microbatches:
-      raise UserError(
-        f"run.batch_size={self.batch_size} must be a multiple of"
-        f" run.num_microbatches={self.num_microbatches}"
-      )
     if not self.init_from:
       checks.without_effect("run", self, "init_from", "init_fresh")
     try:
@@ -213,7 +208,7 @@ class Settings(NamedTuple):
       )
 
   def check_run(self, mode: str) -> None:
-    """Raises UserError for settings that a run of training cannot have.
+    """Raises UserError for settings that a training run cannot have.
 
     Not part of `resolve`: scoring and Python programs can have them.
 
@@ -226,6 +221,11 @@ class Settings(NamedTuple):
           f"eval.{name} has no effect in training; loopjax score reads it"
         )
     self.check_trains()
+    if self.run.batch_size % self.run.num_microbatches:
+      raise UserError(
+        f"run.batch_size={self.run.batch_size} must be a multiple of"
+        f" run.num_microbatches={self.run.num_microbatches}"
+      )
     if self.optim.lora_rank and not self.run.init_from:
       raise UserError(
         f"optim.lora_rank={self.optim.lora_rank} needs run.init_from, the"

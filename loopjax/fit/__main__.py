@@ -91,7 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   from loopjax.program import teacher as teacher_lib
 
   config = options.config
-  given = {"--config": config is not None, "--topology": options.topology}
+  given = {
+    "--config=FILE": config is not None,
+    "--topology=NAME": options.topology,
+  }
   if missing := [flag for flag, there in given.items() if not there]:
     raise UserError(
       f"the following arguments are required: {', '.join(missing)}"

@@ -62,7 +62,7 @@ def _parser() -> Parser:
   writes.add_argument(
     "--max_bytes",
     type=int,
-    default=convert.Export().max_bytes,
+    default=convert.Export("").max_bytes,
     help="maximum size of a file [5 GB]",
   )
   describes = commands.add_parser(

@@ -49,9 +49,7 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
   settings = config_lib.of_run(workdir, str(workdir))
   summary = workdir_lib.read_summary(zoo.located(workdir))
   if not (folder / "config.json").is_file():
-    raise UserError(
-      f"{folder}: contains no config.json; write it with loopjax hub export"
-    )
+    raise UserError(f"{folder}: is not a folder that loopjax hub export wrote")
   exported = workdir_lib.read_json(folder / "config.json")
   step = exported.get(convert.STEP)
   if step != summary.get("steps"):

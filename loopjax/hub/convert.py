@@ -54,7 +54,7 @@ class Export(NamedTuple):
     gguf: whether to write a GGUF file.
   """
 
-  layout: str = ""
+  layout: str
   dtype: str = "bfloat16"
   checkpoint: int | None = None
   max_bytes: int = 5 * 10**9
@@ -327,6 +327,12 @@ def _chosen_config(
       f"{label}: no {kind} fits model.name={family!r}; there are some for"
       f" {', '.join(families)}"
     )
+  if options.layout:
+    why = f"is not a layout of model.name={family!r}"
+    why = lacking.get(options.layout, why)
+    raise UserError(
+      f"{label}: --layout={options.layout}: {why}; no {kind} fits its model"
+    )
   reasons = {
     why: [name for name in lacking if lacking[name] == why]
     for why in lacking.values()
@@ -345,7 +351,7 @@ def _check_options(options: Export) -> None:
       f"--layout={options.layout}: a GGUF file can have the layouts"
       f" {', '.join(gguf.ARCHITECTURES)}"
     )
-  elif options.max_bytes != Export().max_bytes:
+  elif options.max_bytes != Export("").max_bytes:
     raise UserError(f"--max_bytes={options.max_bytes} has no effect on --gguf")
 
 

@@ -263,7 +263,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   except FileNotFoundError:
     return []
   except OSError as error:
-    raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    raise unreadable(str(path), error) from error
   rows = []
   for line in text.splitlines():
     with contextlib.suppress(ValueError):  # A partly written line.

@@ -72,7 +72,7 @@ def make_evaluator(
 def check(
   program: program_lib.Program, dataset: Dataset, best_metric: str = ""
 ) -> None:
-  """Compares the scores that a run will have with what it says of them.
+  """Checks that the task's scores fit its description.
 
   Computes nothing: names follow from shapes.
 
@@ -83,7 +83,8 @@ def check(
       minus if lower is better; "" for none.
 
   Raises:
-    UserError: there is no such score, or the task's do not fit its description.
+    UserError: the task's scores do not fit its description, or none is
+      `best_metric`.
   """
   batch, params = dataset.batches[0], program.abstract_params
   sizes = _group_sizes(dataset)

@@ -50,8 +50,8 @@ MISTAKES = {
     ([SUDOKU, "mode=eval"], "'mode=eval'"),
   ],
   "fit": [
-    ([], "arguments are required: --config, --topology"),
-    ([SUDOKU], "arguments are required: --topology"),
+    ([], "arguments are required: --config=FILE, --topology=NAME"),
+    ([SUDOKU], "arguments are required: --topology=NAME"),
     ([SUDOKU, "--topology=v5e:16"], "v5e takes 2 size(s)"),
     ([*FIT, "--memory_gib=-1"], "memory_gib"),
     ([*FIT, "--workdir=x"], "--workdir has no effect"),

@@ -123,8 +123,7 @@ def test_an_imported_model_names_its_base_and_has_no_scores(made):
 def test_a_folder_that_is_no_export_gets_no_card(made, tmp_path, capsys):
   assert hub.main(["card", str(made[0]), str(tmp_path)]) == 2
   assert capsys.readouterr().err == (
-    f"error: {tmp_path}: contains no config.json; write it with loopjax hub"
-    " export\n"
+    f"error: {tmp_path}: is not a folder that loopjax hub export wrote\n"
   )
 
 
@@ -142,7 +141,7 @@ def test_scores_of_another_step_are_not_the_models(copies, capsys):
   trained_at = json.loads((out / "config.json").read_text())
   trained_at[convert.STEP] = 800
   (out / "config.json").write_text(json.dumps(trained_at))
-  with pytest.raises(UserError, match="contains no config.json"):
+  with pytest.raises(UserError, match="is not a folder that"):
     card.card(run, out.parent)  # Nothing exported.
   assert hub.main(arguments) == 0
   assert (out / "README.md").read_text() == card.card(run, out)

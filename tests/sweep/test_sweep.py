@@ -660,6 +660,8 @@ def test_an_axis_may_be_of_numpys_numbers(tmp_path):
     ("model.precision", "bfloat16_params", "is for inference only"),
     ("run.best_metric", "test/loss", "run.best_metric has no effect"),
     ("eval.checkpoint", "best", "eval.checkpoint has no effect in training"),
+    ("eval.split", "validation", "eval.split has no effect in training"),
+    ("run.num_microbatches", 7, "must be a multiple of run.num_microbatches=7"),
   ],
 )
 def test_an_item_that_cannot_train_is_refused_before_any_runs(
