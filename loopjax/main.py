@@ -212,9 +212,10 @@ def _seeds(options: Any) -> list[int]:
   if options.seeds is None:
     return []
   words = options.seeds.split(",")
-  if not all(x.isdecimal() for x in words) or len(set(words)) < len(words):
+  seeds = [int(word) for word in words if word.isdecimal()]
+  if len(set(seeds)) < len(words):
     raise UserError(f"--seeds={options.seeds} is not a list such as 0,1,2")
-  return [int(word) for word in words]
+  return seeds
 
 
 def _check_source(

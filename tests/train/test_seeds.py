@@ -176,6 +176,7 @@ def test_what_needs_a_program_of_its_own_is_refused(tmp_path):
   config = "--config=configs/sudoku_utm.py:smoke"
   for flags, said in (
     (["--seeds=0,0"], "--seeds=0,0 is not a list such as 0,1,2"),
+    (["--seeds=1,01"], "--seeds=1,01 is not a list such as 0,1,2"),
     (["--seeds=a"], "--seeds=a is not a list"),
     (["--seeds=0,1", "--mode=eval"], "--seeds has no effect with --mode=eval"),
     (["--seeds=0,1", "--config.run.seed=3"], "no effect with run.seed"),
