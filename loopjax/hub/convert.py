@@ -356,13 +356,23 @@ def _check_options(options: Export) -> None:
 
 
 def abstract_params(settings: config_lib.Settings) -> Any:
-  """Shapes, dtypes and shardings of a run's parameters, over all devices."""
-  mesh = sharding.make_mesh(sharding.Config(data=1, fsdp=-1), jax.devices())
+  """Shapes, dtypes and shardings of a run's parameters, over many devices.
+
+  These are the most devices that divide every large parameter: three do not
+  divide a width of 128.
+  """
+  devices = jax.devices()
   _, shapes = program_lib.abstract_model(settings)
   least = settings.mesh.min_split_size
-  return program_layout.with_shardings(
-    shapes, program_layout.param_shardings(mesh, least, shapes)
-  )
+  for count in range(len(devices), 0, -1):
+    sizes = sharding.Config(data=1, fsdp=count)
+    mesh = sharding.make_mesh(sizes, devices[:count])
+    try:
+      shardings = program_layout.param_shardings(mesh, least, shapes)
+    except UserError:
+      continue
+    return program_layout.with_shardings(shapes, shardings)
+  raise AssertionError("one device splits nothing")
 
 
 def check_beginning(workdir: pathlib.Path) -> None:

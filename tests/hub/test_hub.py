@@ -712,6 +712,22 @@ def test_iquest_comes_back_as_it_was(tmp_path):
     convert.export_run(run, tmp_path / "other", convert.Export("llama"))
 
 
+@pytest.mark.parametrize(("present", "used"), [(1, 1), (3, 2), (7, 4), (8, 8)])
+def test_parameters_are_split_over_devices_that_divide_them(
+  present, used, monkeypatch
+):
+  """On three devices, a width that is a power of two is split over two."""
+  devices = jax.devices()[:present]
+  monkeypatch.setattr(jax, "devices", lambda: devices)
+  settings = config_lib.resolve(
+    load_config("lm_looped", "smoke,model.width=32,mesh.min_split_size=64")
+  )
+  leaves = jax.tree.leaves(convert.abstract_params(settings))
+  meshes = {leaf.sharding.mesh for leaf in leaves}
+  assert [list(mesh.devices.flat) for mesh in meshes] == [devices[:used]]
+  assert used == 1 or not all(x.sharding.is_fully_replicated for x in leaves)
+
+
 def test_no_code_is_asked_for(tmp_path):
   config = {"auto_map": {"AutoModel": "modeling_ouro.OuroModel"}}
   folder = examples.make_folder(tmp_path / "hub", config=config)
