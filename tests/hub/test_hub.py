@@ -818,6 +818,10 @@ PLAIN = {"mlp": "swiglu", "exit_gate": "none", "loop_norm": "final_only"}
     "no layout fits its model; ouro: .*; nanbeige, llama, mistral: model.mlp=",
   ),
   (
+    {**PLAIN, "num_loops": 1, "mlp": "gelu"}, ["--layout=llama"],
+    "--layout=llama: model.mlp='gelu': .*; no layout fits its model$",
+  ),
+  (
     {**PLAIN, "num_loops": 1}, [],
     "--layout=NAME: is missing; its model fits nanbeige, llama, mistral$",
   ),
