@@ -38,6 +38,7 @@ STEPS = {
   "eval.batch_size=8",
   "lm_disco": "paper,run.batch_size=4,run.num_microbatches=4,eval.batch_size=4",
   "lm_adaptive": "paper",
+  "lm_melt": "gpu,run.batch_size=16",
   "sudoku_utm": "gpu,model.precision=bfloat16",
   "depo_sleep": "gpu,model.precision=bfloat16",
 }
