@@ -116,8 +116,8 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "task.num_eval_examples": 12_000,
   }  # fmt: skip
   contrasted = [base, loops[0], mem, {**base, **deep}]
-  rates = _COMMON["learning_rates"](config)[1:4]
-  slower = product(contrasted, rates[:1])
+  rates = _COMMON["learning_rates"](config)[:4]
+  quarter, half = (product(contrasted, [rate]) for rate in rates[:2])
   seeds = axis("run.seed", 4, 5, 6)  # Not used in any search.
   applied = model.num_layers * model.num_loops
   return {
@@ -130,11 +130,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "lambda": [*axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
                {"model.ponder_weight": 1e-2, "model.ponder_prior": 0.3}],
     "knowledge_rates": product([people, sums], contrasted, rates),
-    # At the rate chosen for each by validation: half of the preset's, or the
-    # same.
+    # At the rate that validation chose for each: the preset's, or less.
     "knowledge_vs_manipulation": product(
-      [people], [base, *slower[1:]], seeds
-    ) + product([sums], [*contrasted[:3], slower[3]], seeds),
+      [people], [base, *half[1:3], quarter[3]], seeds
+    ) + product([sums], [*contrasted[:3], half[3]], seeds),
     # Beyond the paper: loops x slots x depth at equal FLOPs.
     "frontier": [
       budget.matched(config, {
