@@ -97,9 +97,6 @@ IMPOSSIBLE = {
     ({"rope_scaling": (1.0,)}, "rope_scaling="),
   ],
   "ponderlm": [
-    ({"residual": "none"}, "residual='none'"),
-    ({"embedding_scale": "2"}, "embedding_scale='2'"),
-    ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"temperature": -1.0}, "temperature=-1.0 must be > 0"),
     ({"top_k": -1}, "top_k=-1"),
     ({"tied": 1}, "tied=1 must be of type bool"),
