@@ -89,7 +89,6 @@ IMPOSSIBLE = {
     ),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),
-    ({"answer_chunk": "none"}, "answer_chunk='none'"),
   ],
   "plt": [
     ({"window": 0}, "window=0 must be at least 1"),
