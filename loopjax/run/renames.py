@@ -75,6 +75,7 @@ REMOVED: Mapping[tuple[str, str], Any] = {
   ("ponderlm", "model.residual"): "initial",
   ("ponderlm", "model.embedding_scale"): "none",
   ("ponderlm", "model.input_scale"): 1.0,
+  ("recurrent", "model.depth_sigma"): 0.5,
   ("sleep", "model.answer_chunk"): "merged",
   ("utm", "model.memory_init_std"): 0.02,
   ("utm", "model.step_embedding"): "wrap",

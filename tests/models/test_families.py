@@ -122,7 +122,7 @@ VALUES = {
   "norm_order": ("pre", "branch"), "injection": ("add", "diagonal"),
   "anchor_scale": (0.5,), "prelude_norm": (True,), "input_scale": (2.0,),
   "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
-  "depth": ("poisson", "uniform"), "depth_sigma": (1.5,), "calibrated": (True,),
+  "depth": ("poisson", "uniform"), "calibrated": (True,),
   "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
   "growth_steps": ((7,),), "growth_loops": ((2,),), "relaxed_rank": (2,),
   # LoopFormer.
@@ -149,7 +149,6 @@ MATTER = {
 MATTERS_WITH = {
   ("recurrent", "anchor_scale"): {"injection": "anchor"},
   ("recurrent", "state_std"): {"state": "normal"},
-  ("recurrent", "depth_sigma"): {"depth": "poisson_lognormal"},
   ("recurrent", "calibrated"): {"depth": "poisson_lognormal"},
   ("recurrent", "max_loops"): {"depth": "poisson"},
   ("recurrent", "depth_per"): {"depth": "poisson"},

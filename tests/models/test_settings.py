@@ -137,8 +137,6 @@ IMPOSSIBLE = {
       {"depth": "learned", "depth_per": "row", "calibrated": True},
       "calibrated has no effect",
     ),
-    ({"depth_sigma": 3.0}, r"depth_sigma=3.0 must be in \[0, 2\]"),
-    ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
     ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
