@@ -77,6 +77,7 @@ REMOVED: Mapping[tuple[str, str], Any] = {
   ("ponderlm", "model.input_scale"): 1.0,
   ("recurrent", "model.depth_sigma"): 0.5,
   ("sleep", "model.answer_chunk"): "merged",
+  ("sleep", "model.dt_range"): [1e-3, 0.1],
   ("utm", "model.memory_init_std"): 0.02,
   ("utm", "model.step_embedding"): "wrap",
   ("utm", "model.router_input"): "block",

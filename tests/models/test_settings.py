@@ -69,7 +69,7 @@ IMPOSSIBLE = {
     ({"num_prelude": 1, "num_coda": 1}, "has no layers left"),
     ({"A_range": (3.0, 1.0)}, "A_range"),
     ({"A_range": ("a", 1.0)}, "A_range"),
-    ({"dt_range": (0.1,)}, "dt_range"),
+    ({"A_range": (0.1,)}, "A_range"),
     ({"implicit_terms": 2}, "needs model.injection='add'"),
     (
       {

@@ -17,7 +17,7 @@ GROUPS = {
   "blocks": ("num_key_value_heads", "head_width", "norm_epsilon"),
   "memory": (
     "memory", "memory_mlp", "num_memory_heads", "key_width", "value_width",
-    "A_range", "dt_range", "negative_eigenvalues",
+    "A_range", "negative_eigenvalues",
   ),
   "windows": ("eviction", "carry_convolutions"),
   "passes": (
@@ -53,7 +53,7 @@ class Config(stack.StackConfig):
       model.
     num_memory_heads: number of heads of a memory layer.
     key_width, value_width: d_k and d_v of one of them.
-    A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
+    A_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
     eviction: "hard": all keys and values of a window are dropped; "sliding":
       those of its last L - 1 tokens, from the last pass, are kept.
@@ -100,7 +100,6 @@ class Config(stack.StackConfig):
   key_width: int = 64
   value_width: int = 128
   A_range: tuple[float, float] = (0.0, 16.0)
-  dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
   eviction: str = "hard"
   carry_convolutions: bool = False
@@ -217,9 +216,7 @@ class Config(stack.StackConfig):
       self.num_memory_heads,
       self.key_width,
       self.value_width,
-      fast_weights.Gates(
-        self.A_range, self.dt_range, self.negative_eigenvalues
-      ),
+      fast_weights.Gates(self.A_range, self.negative_eigenvalues),
       has_mlp=self.memory_mlp,
     )
 
