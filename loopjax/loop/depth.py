@@ -23,57 +23,55 @@ from loopjax.loop import driver
 from loopjax.types import Array, Metrics
 
 Carry = TypeVar("Carry")
+_SIGMA = 0.5  # Standard deviation of log(rate), as in Huginn, section 3.3.
 _NODES = 64  # Gauss-Hermite nodes of the integral over rates.
 _TAIL = 1e-9  # Probability cut off without a maximum.
 
 
 @functools.lru_cache(maxsize=64)
-def probabilities(
-  kind: str, mean: float, sigma: float = 0.5, max_loops: int = 0
-) -> np.ndarray:
+def probabilities(kind: str, mean: float, max_loops: int = 0) -> np.ndarray:
   """The distribution of depths 1, 2, ..., f64 [N]; sums to 1.
 
   Args:
     kind: "fixed": `mean`. "poisson": max(1, Poisson(mean)), as in Parcae.
       "poisson_lognormal": 1 + Poisson(rate), where log(rate) is normal with
-      mean log(mean) - sigma^2 / 2, as in Huginn; its expectation is 1 + mean.
+      mean log(mean) - 1/8 and standard deviation 1/2, as in Huginn; its
+      expectation is 1 + mean.
       "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
       same as "poisson_lognormal".
     mean: expected number of loops; one less for "poisson_lognormal".
-    sigma: standard deviation of log(rate).
     max_loops: larger depths are reduced to this; 0 for no maximum.
   """
-  pmf = DEPTHS[kind](mean, sigma, max_loops)
+  pmf = DEPTHS[kind](mean, max_loops)
   if max_loops and len(pmf) > max_loops:
     pmf = np.append(pmf[: max_loops - 1], pmf[max_loops - 1 :].sum())
   return pmf / pmf.sum()
 
 
-def _fixed(mean: float, sigma: float, max_loops: int) -> np.ndarray:
-  del sigma, max_loops
+def _fixed(mean: float, max_loops: int) -> np.ndarray:
+  del max_loops
   return np.eye(round(mean))[-1]
 
 
-def _uniform(mean: float, sigma: float, max_loops: int) -> np.ndarray:
-  del sigma, max_loops
+def _uniform(mean: float, max_loops: int) -> np.ndarray:
+  del max_loops
   return np.ones(round(2 * mean) - 1)
 
 
-def _poisson(mean: float, sigma: float, max_loops: int) -> np.ndarray:
-  del sigma
+def _poisson(mean: float, max_loops: int) -> np.ndarray:
   pmf = _mixture(np.array([mean]), np.ones(1), max_loops)
   # A depth of 0 is replaced by 1.
   return np.append(pmf[0] + pmf[1], pmf[2:])
 
 
-def _poisson_lognormal(mean: float, sigma: float, max_loops: int) -> np.ndarray:
+def _poisson_lognormal(mean: float, max_loops: int) -> np.ndarray:
   nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-  rates = np.exp(math.log(mean) - sigma**2 / 2 + sigma * nodes)
+  rates = np.exp(math.log(mean) - _SIGMA**2 / 2 + _SIGMA * nodes)
   return _mixture(rates, weights / weights.sum(), max_loops)
 
 
-# Unnormalised `probabilities`, from mean, sigma and max_loops.
-DEPTHS: Mapping[str, Callable[[float, float, int], np.ndarray]] = {
+# Unnormalised `probabilities`, from mean and max_loops.
+DEPTHS: Mapping[str, Callable[[float, int], np.ndarray]] = {
   "fixed": _fixed,
   "poisson": _poisson,
   "poisson_lognormal": _poisson_lognormal,
@@ -104,12 +102,12 @@ def _counts(rates: np.ndarray, num: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def calibrated(kind: str, mean: float, sigma: float, max_loops: int) -> float:
+def calibrated(kind: str, mean: float, max_loops: int) -> float:
   """The `mean` setting that gives this expected depth under the maximum."""
   low, high = 1e-3, 8.0 * mean
   for _ in range(80):
     middle = (low + high) / 2
-    depth = expected(probabilities(kind, middle, sigma, max_loops))
+    depth = expected(probabilities(kind, middle, max_loops))
     low, high = (middle, high) if depth < mean else (low, middle)
   if abs(depth - mean) > 1e-3:
     raise UserError(

@@ -29,22 +29,17 @@ class Window(NamedTuple):
   mask: Array
 
 
-def split(inputs: Array, length: int, num_last: int) -> tuple[Array, Array]:
-  """Cuts sequences into whole windows and the tokens after them.
+def split(inputs: Array, length: int) -> tuple[Array, Array]:
+  """Cuts sequences into whole windows and the 1 to L tokens after them.
 
   Args:
     inputs: [B, T, ...].
     length: L, tokens of a window.
-    num_last: S, number of tokens after the windows; 0 for the remainder, 1 to L
-      tokens.
 
   Returns:
-    Windows [W, B, L, ...], and [B, S, ...].
+    Windows [W, B, L, ...], and the other tokens, [B, S, ...].
   """
-  num_tokens = inputs.shape[1]
-  num_last = num_last or (num_tokens - 1) % length + 1
-  num_windows, remainder = divmod(num_tokens - num_last, length)
-  assert remainder == 0 and num_windows >= 0, (inputs.shape, length, num_last)
+  num_windows = (inputs.shape[1] - 1) // length
   read, last = jnp.split(inputs, [num_windows * length], axis=1)
   windows = read.reshape(len(inputs), num_windows, length, *read.shape[2:])
   return jnp.swapaxes(windows, 0, 1), last

@@ -206,8 +206,7 @@ def read(
   """
   table = model.readout_table()
 
-  def mixed(hidden: Array, entered: Array) -> Array:
-    del entered
+  def mixed(hidden: Array) -> Array:
     return model.channel(hidden, model.readout_input(hidden), table)[0]
 
   return exiting.read(model, tokens, cache, between=mixed, **options)

@@ -15,7 +15,7 @@ from loopjax.nn.attention.cache import Cache
 from loopjax.types import Array, Output
 
 ReadOut = Callable[[Array, Any, Array], tuple[Array, Any]]
-Between = Callable[[Array, Array], Array]
+Between = Callable[[Array], Array]
 
 
 def exit_rule(config: Any) -> str:
@@ -79,7 +79,7 @@ def read(
   """`Reading.read` with early exits; without them if there is no policy.
 
   `between`, if there is one, computes the input of each loop after the first
-  from the state after the previous loop and that loop's input, [B, S, D].
+  from the state after the previous loop, [B, S, D].
 
   With a policy, `resumed` continues where an earlier call with these tokens and
   positions stopped; the trace of an output has the "state" to resume from.
@@ -98,26 +98,20 @@ def read(
   )
   metadata, out_of_range = call.metadata, cache.capacity
 
-  def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
-    cache, loop_input = cached
+  def step(hidden: Array, cache: Any, k: Array, live: Array) -> Any:
     # Rows that have exited write nothing: later loops may share their keys.
     places = jnp.where(live[:, None], metadata.places, out_of_range)
     live_call = call._replace(metadata=metadata._replace(places=places))
     if between is not None:
-      loop_input = hidden = jax.lax.cond(
-        k > 0, between, lambda _, first: first, hidden, loop_input
-      )
-    hidden, cache = model.transform(live_call, (hidden, cache), k)
-    return hidden, (cache, loop_input)
+      hidden = jax.lax.cond(k > 0, between, lambda first: first, hidden)
+    return model.transform(live_call, (hidden, cache), k)
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
   reads = jnp.any(valid, axis=1)
   num_done = resumed.num_loops if resumed else 0
-  first = model.embed(tokens, None)
-  start = resumed.state if resumed else first
-  cached = cache, first if between else None
-  hidden, (cache, _), loops = run(
-    model, exit_policy, rule, step, (start, cached), reads, num_loops, num_done
+  start = resumed.state if resumed else model.embed(tokens, None)
+  hidden, cache, loops = run(
+    model, exit_policy, rule, step, (start, cache), reads, num_loops, num_done
   )
   return finish(
     model, exit_policy, rule, num_loops, hidden, loops, cache, metadata

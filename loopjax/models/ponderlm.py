@@ -12,12 +12,10 @@ from typing import Any
 from flax import nnx
 
 from loopjax import checks
-from loopjax.errors import UserError
 from loopjax.loop import channel, driver
 from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, linear, norm
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.keys import dropout, fold_in
 from loopjax.protocols import Exits, Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
@@ -33,41 +31,28 @@ class Config(causal.Config):
   Attributes:
     num_loops: K, number of loops in training; the authors use 3 pondering
       steps, that is, K = 4.
-    residual: what Phi is added to: "initial": the embedding e^0; "running":
-      e^s, which accumulates all of them (the authors' first code).
     tied: whether U is the embedding table; else it is a separate matrix
       (Pythia).
-    embedding_scale: E is the embedding table ("none"), or the table times
-      sqrt(D) ("sqrt_width"), in e^0 and in Phi.
-    input_scale: factor of e^0; the authors' larger models use K - 1.
     temperature: tau; the logits are divided by it.
     top_k: Phi averages over the k most likely tokens, renormalised; 0 for the
       whole vocabulary.
   """
 
   num_loops: int = 4
-  residual: str = "initial"
   tied: bool = True
-  embedding_scale: str = "none"
-  input_scale: float = 1.0
   temperature: float = 1.0
   top_k: int = 0
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.one_of(
-      "model",
-      self,
-      residual=("initial", "running"),
-      embedding_scale=("none", "sqrt_width"),
-    )
     checks.at_least("model", self, top_k=0)
-    checks.positive("model", self, "temperature", "input_scale")
+    checks.positive("model", self, "temperature")
 
 
 class Model(nnx.Module):
   """The looped transformer with only the discrete channel between loops."""
 
+  embed = causal.embed
   logits = causal.logits
   readout_table = causal.readout_table
 
@@ -137,7 +122,7 @@ class Model(nnx.Module):
       carry: causal.Carry, s: Array
     ) -> tuple[causal.Carry, every_loop.Record]:
       hidden, cache = self.transform(call, carry, s)  # LM(e^s)
-      embedding = ponder(hidden, carry[0])  # e^{s+1}
+      embedding = ponder(hidden)  # e^{s+1}
       return (embedding, cache), record(carry[0], hidden, embedding)
 
     carry, records, steps_run = driver.run_loop(
@@ -151,28 +136,11 @@ class Model(nnx.Module):
     records = every_loop.appended(records, record(carry[0], hidden, carry[0]))
     return causal.output(self, call, (hidden, cache), records, steps_run + 1)
 
-  def embed(self, inputs: Array, keys: Array | None) -> Array:
-    """e^0, [B, T, D], after dropout with the keys of the call."""
-    config = self.config
-    initial = config.input_scale * self._scale() * self.token_embedding(inputs)
-    return dropout(initial, config.dropout, fold_in(keys, 0))
-
   def pondering(self, initial: Array) -> exiting.Between:
-    """The function (LM(e^s), e^s) -> e^{s+1}, given e^0; [B, T, D] each."""
-    config, scale = self.config, self._scale()
+    """The function LM(e^s) -> e^{s+1}, given e^0; [B, T, D] each."""
     table = linear.dense(self.token_embedding.embedding[...])
-    head = None if config.tied else self.readout_table()
-
-    def ponder(hidden: Array, embedding: Array) -> Array:
-      base = initial if config.residual == "initial" else embedding
-      return base + scale * self.decode(hidden, table, head)
-
-    return ponder
-
-  def _scale(self) -> float:
-    """What the embedding table is multiplied with."""
-    scaled = self.config.embedding_scale == "sqrt_width"
-    return self.config.width**0.5 if scaled else 1.0
+    head = None if self.config.tied else self.readout_table()
+    return lambda hidden: initial + self.decode(hidden, table, head)
 
   def transform(
     self, call: causal.Call, carry: causal.Carry, loop: Array | int
@@ -184,20 +152,6 @@ class Model(nnx.Module):
   def readout_input(self, hidden: Array) -> Array:
     """The output of LM, [B, T, D], which ends with a norm."""
     return hidden
-
-
-def check_resumes(config: Config, kind: str) -> None:
-  """See `Exits.check_resumes`: the state must be all that the next loop needs.
-
-  Raises:
-    UserError: it is not, or another kind of cache is needed.
-  """
-  if config.residual == "running":
-    raise UserError(
-      "resuming after some loops is unsupported with model.residual='running':"
-      " a loop needs the embeddings of all earlier loops"
-    )
-  exiting.check_resumes(config, kind)
 
 
 def read(
@@ -237,6 +191,8 @@ FAMILY = Family(
   reading=dataclasses.replace(
     reading.READING,
     read=read,
-    exits=Exits(check=exiting.check_ungated, check_resumes=check_resumes),
+    exits=Exits(
+      check=exiting.check_ungated, check_resumes=exiting.check_resumes
+    ),
   ),
 )

@@ -163,10 +163,7 @@ def _windows(settings: config_lib.Settings) -> Callable[[int], int]:
   if not isinstance(model, sleep.Config):
     return lambda place: -1
   slept = spec.sequence_length - sleep.last_chunk(model, spec)
-  padding = -slept % model.window
-  return lambda place: (
-    (place + padding) // model.window if place < slept else -1
-  )
+  return lambda place: place // model.window if place < slept else -1
 
 
 def _inspect(

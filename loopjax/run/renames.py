@@ -72,6 +72,12 @@ RENAMED: Mapping[tuple[str, str], Renamed] = {
 REMOVED: Mapping[tuple[str, str], Any] = {
   ("adaptive", "model.z_weight"): 0.0,
   ("melt", "model.history_hops"): -1,
+  ("ponderlm", "model.residual"): "initial",
+  ("ponderlm", "model.embedding_scale"): "none",
+  ("ponderlm", "model.input_scale"): 1.0,
+  ("recurrent", "model.depth_sigma"): 0.5,
+  ("sleep", "model.answer_chunk"): "merged",
+  ("sleep", "model.dt_range"): [1e-3, 0.1],
   ("utm", "model.memory_init_std"): 0.02,
   ("utm", "model.step_embedding"): "wrap",
   ("utm", "model.router_input"): "block",

@@ -50,7 +50,6 @@ NEEDED = {
   "task.name=(arithmetic|depo)": "must be a multiple of 5",
   "task.name=(depo|gsm)": "task.context_length=.* is too short",
   "task.name=depo": "fewer than the 60 of an answer",
-  "model.answer_chunk=.*": "no effect while no token of the task is an answer",
   "model.window=16": "fewer than the 12 of an answer",  # Of Depo.
 }
 

@@ -262,8 +262,6 @@ def test_drafts_become_as_many_as_are_accepted():
   ("transformer", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("plt", {}, {"draft_loops": 1}, "draft_loops: this model family"),
   ("adaptive", {}, {"draft_loops": 1}, "draft_loops: this model family"),
-  ("ponderlm", {"changes": {"residual": "running", "num_loops": 3}},
-   {"draft_loops": 1}, "needs the embeddings of all"),
 ])  # fmt: skip
 def test_impossible_drafts_are_refused(name, options, request_of, says):
   engine = engine_of(name, **options)

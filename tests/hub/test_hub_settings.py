@@ -90,8 +90,7 @@ OPTIONAL = {"num_key_value_heads", "head_dim"}
 # Settings of training, or implied by the weights.
 NOT_EXPORTED = {
   "precision", "init_std", "dropout", "entropy_weight", "gate_bias", "depth",
-  "depth_sigma", "calibrated", "max_loops", "depth_per", "growth_steps",
-  "growth_loops",
+  "calibrated", "max_loops", "depth_per", "growth_steps", "growth_loops",
 }  # fmt: skip
 WORDS = {
   "mlp": ("gelu", "swiglu"), "loop_norm": tuple({

@@ -35,8 +35,8 @@ def test_parcaes_poisson_has_no_zero():
 @pytest.mark.parametrize("kind", ["poisson", "poisson_lognormal"])
 def test_a_calibrated_mean_holds_below_a_maximum(kind):
   for most in (0, 12):
-    centre = depth.calibrated(kind, 5.0, 0.5, most)
-    chances = depth.probabilities(kind, centre, 0.5, most)
+    centre = depth.calibrated(kind, 5.0, most)
+    chances = depth.probabilities(kind, centre, most)
     np.testing.assert_allclose(mean(chances), 5.0, atol=1e-6)
     assert not most or len(chances) == most
 
@@ -172,13 +172,13 @@ def test_one_program_serves_all_depths():
 
 
 def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
-  """A wide distribution has millions of them; their sum is known."""
+  """A wide distribution has hundreds of them; their sum is known."""
   listed, plain = [], depth._counts
   monkeypatch.setattr(
     depth, "_counts", lambda rates, num: listed.append(num) or plain(rates, num)
   )
-  for kind, sigma in (("poisson", 0.0), ("poisson_lognormal", 2.0)):
-    cut = depth.probabilities.__wrapped__(kind, 90.0, sigma, 40)
+  for kind, sigma in (("poisson", 0.0), ("poisson_lognormal", 0.5)):
+    cut = depth.probabilities.__wrapped__(kind, 90.0, 40)
     assert len(cut) == 40 and max(listed) <= 128
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     rates = 90.0 * np.exp(sigma * nodes - sigma**2 / 2)
@@ -190,8 +190,8 @@ def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
 
 
 def test_a_mean_that_a_maximum_forbids_is_refused():
-  with pytest.raises(UserError, match="max_loops=5 allows no distribution"):
-    depth.calibrated("poisson_lognormal", 5.0, 2.0, 5)
+  with pytest.raises(UserError, match="max_loops=4 allows no distribution"):
+    depth.calibrated("poisson_lognormal", 5.0, 4)
 
 
 def test_a_learned_depth_needs_two_rows():

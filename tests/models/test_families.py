@@ -116,14 +116,13 @@ VALUES = {
   # DiscoLoop and PonderLM.
   "gate": ("learned", "fixed"), "gate_value": (0.5,), "temperature": (2.0,),
   "top_k": (5,), "decode_gradient": ("stop",), "epsilon": (0.1,),
-  "residual": ("running",), "tied": (True, False),
-  "embedding_scale": ("sqrt_width",), "input_scale": (2.0,),
+  "tied": (True, False),
   # Recurrent depth.
   "num_prelude": (2,), "num_coda": (2,), "qk_bias": (True,),
   "norm_order": ("pre", "branch"), "injection": ("add", "diagonal"),
-  "anchor_scale": (0.5,), "prelude_norm": (True,),
+  "anchor_scale": (0.5,), "prelude_norm": (True,), "input_scale": (2.0,),
   "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
-  "depth": ("poisson", "uniform"), "depth_sigma": (1.5,), "calibrated": (True,),
+  "depth": ("poisson", "uniform"), "calibrated": (True,),
   "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
   "growth_steps": ((7,),), "growth_loops": ((2,),), "relaxed_rank": (2,),
   # LoopFormer.
@@ -150,7 +149,6 @@ MATTER = {
 MATTERS_WITH = {
   ("recurrent", "anchor_scale"): {"injection": "anchor"},
   ("recurrent", "state_std"): {"state": "normal"},
-  ("recurrent", "depth_sigma"): {"depth": "poisson_lognormal"},
   ("recurrent", "calibrated"): {"depth": "poisson_lognormal"},
   ("recurrent", "max_loops"): {"depth": "poisson"},
   ("recurrent", "depth_per"): {"depth": "poisson"},

@@ -22,7 +22,6 @@ FORMS = {
   "disco": ("disco", {}),
   "disco, learned gate": ("disco", {"gate": "learned", "gate_value": 1.0}),
   "ponderlm": ("ponderlm", {}),
-  "ponderlm, running": ("ponderlm", {"residual": "running", "tied": False}),
 }
 
 

@@ -42,7 +42,7 @@ KEPT = [
   ("plt", {"num_loops": 3, "qk_norm": True, "qk_bias": True,
            "value_bias": True, "rope_scaling": (8.0, 1.0, 4.0, 8.0)}),
   ("plt", {"num_loops": 3, "window": 1, "num_key_value_heads": 1}),
-  ("ponderlm", {"num_loops": 3, "residual": "running"}),
+  ("ponderlm", {"num_loops": 3}),
   ("recurrent", {"num_loops": 3, "state": "normal", "update": "gate",
                  "value_bias": True, "norm_order": "branch"}),
   ("recurrent", {"num_prelude": 0, "num_coda": 0, "loop_norm": "per_loop"}),

@@ -69,7 +69,7 @@ IMPOSSIBLE = {
     ({"num_prelude": 1, "num_coda": 1}, "has no layers left"),
     ({"A_range": (3.0, 1.0)}, "A_range"),
     ({"A_range": ("a", 1.0)}, "A_range"),
-    ({"dt_range": (0.1,)}, "dt_range"),
+    ({"A_range": (0.1,)}, "A_range"),
     ({"implicit_terms": 2}, "needs model.injection='add'"),
     (
       {
@@ -89,7 +89,6 @@ IMPOSSIBLE = {
     ),
     ({"memory": "lstm"}, "memory='lstm'"),
     ({"eviction": "soft"}, "eviction='soft'"),
-    ({"answer_chunk": "none"}, "answer_chunk='none'"),
   ],
   "plt": [
     ({"window": 0}, "window=0 must be at least 1"),
@@ -97,9 +96,6 @@ IMPOSSIBLE = {
     ({"rope_scaling": (1.0,)}, "rope_scaling="),
   ],
   "ponderlm": [
-    ({"residual": "none"}, "residual='none'"),
-    ({"embedding_scale": "2"}, "embedding_scale='2'"),
-    ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"temperature": -1.0}, "temperature=-1.0 must be > 0"),
     ({"top_k": -1}, "top_k=-1"),
     ({"tied": 1}, "tied=1 must be of type bool"),
@@ -141,8 +137,6 @@ IMPOSSIBLE = {
       {"depth": "learned", "depth_per": "row", "calibrated": True},
       "calibrated has no effect",
     ),
-    ({"depth_sigma": 3.0}, r"depth_sigma=3.0 must be in \[0, 2\]"),
-    ({"depth": "poisson", "depth_sigma": 1.0}, "depth_sigma has no effect"),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
     ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),

@@ -720,14 +720,11 @@ def test_every_pass_costs_the_same_and_answers_one():
     2 * layers[0] * (n + codas) + answer
     for n, codas in ((1, 1), (2, 2), (3, 2))
   ]
-  # Two windows and six tokens; of the context alone, three windows.
+  # Two windows and six tokens.
   layer = block.flops(shape, 6) + shape_lib.memory_flops(shape, memory, 6)
   head = 2 * 4 * 16 * VOCABULARY
   merged = sleep.costs(SMALL, spec_of(22, 4), 1)["flops_per_example"]
   assert merged == [2 * 2 * layers[0] + 2 * layer + head]
-  separate = config_of(answer_chunk="separate")
-  padded = sleep.costs(separate, spec_of(22, 4), 1)["flops_per_example"]
-  assert padded == [3 * 2 * layers[0] + 2 * layers[1] + head]
 
 
 @pytest.mark.parametrize(
@@ -762,25 +759,6 @@ def test_what_is_left_after_whole_windows_is_read_once():
   inputs = tokens(22)
   every = run(inputs, answer=0).logits
   np.testing.assert_allclose(every[:, -4:], run(inputs).logits, atol=1e-5)
-  apart = run(inputs, answer_chunk="separate").logits  # 18 tokens sleep.
-  assert np.abs(every[:, -4:] - apart).max() > 1e-3
-
-
-@crossing("eviction", ["hard", "sliding"], manual=["sliding"])
-def test_before_a_separate_answer_all_windows_are_whole(eviction):
-  options = {"answer_chunk": "separate", "eviction": eviction}
-  padding = jnp.full((2, 6), VOCABULARY - 1)
-  padded = jnp.concatenate([padding, tokens(22)], axis=1)
-  plain = run(padded, **options)  # 24 tokens, and the answer.
-  np.testing.assert_array_equal(
-    plain.logits, run(padded, eviction=eviction).logits
-  )
-  call = {"trace": ("hidden",)}
-  short = run(tokens(22), call=call, **options)
-  np.testing.assert_allclose(short.logits, plain.logits, atol=1e-6)
-  assert short.trace["hidden"].shape[2] == 24
-  for name, values in plain.loops.items():
-    np.testing.assert_allclose(values, short.loops[name], rtol=1e-5)
 
 
 def test_an_answer_longer_than_a_window_is_refused():
@@ -794,11 +772,3 @@ def test_a_loss_in_two_windows_is_refused():
   ) as caught:
     examples.abstract(sleep, SMALL, spec_of(19, 4))
   assert "\n" not in str(caught.value)
-  examples.abstract(sleep, config_of(answer_chunk="separate"), spec_of(19, 4))
-
-
-def test_a_separate_answer_needs_an_answer():
-  with pytest.raises(
-    UserError, match="answer_chunk has no effect while no tok"
-  ):
-    examples.abstract(sleep, config_of(answer_chunk="separate"), spec_of(19, 0))

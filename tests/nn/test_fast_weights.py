@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -274,9 +275,9 @@ def test_retention_is_the_product_of_the_decay_gates(name):
   np.testing.assert_allclose(stats["retention"], expected, rtol=1e-4)
 
 
-def test_a_new_head_forgets_half_of_its_state_in_69_tokens():
-  gates = Gates(A_range=(0.999, 1.001), dt_range=(0.00999, 0.01001))
-  layer = build("gated_delta", gates=gates)
+def test_a_new_head_forgets_half_of_its_state_in_69_tokens(monkeypatch):
+  monkeypatch.setattr(fast_weights, "DT_RANGE", (0.00999, 0.01001))
+  layer = build("gated_delta", gates=Gates(A_range=(0.999, 1.001)))
   state = layer.initial_state(1)
   _, _, stats = apply(layer, jnp.zeros((1, 69, WIDTH)), state)
   # The ranges leave 0.2% of the exponent open.
@@ -349,11 +350,8 @@ def test_lowers_for_accelerators(name, platform):
   assert "while" in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize(("options", "message"), [
-  ({"A_range": (2.0, 1.0)}, r"A_range=\(2.0, 1.0\) must be 0 <= low < high"),
-  ({"A_range": (-1.0, 1.0)}, "A_range"),
-  ({"dt_range": (0.0, 0.1)}, r"dt_range=\(0.0, 0.1\) must be 0 < low < high"),
-])  # fmt: skip
-def test_wrong_ranges_are_named(options, message):
+@pytest.mark.parametrize("ends", [(2.0, 1.0), (-1.0, 1.0), (1.0, 1.0)])
+def test_wrong_ranges_are_named(ends):
+  message = re.escape(f"A_range={ends} must be 0 <= low < high")
   with pytest.raises(UserError, match=message):
-    Gates(**options)
+    Gates(A_range=ends)

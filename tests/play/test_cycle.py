@@ -141,13 +141,11 @@ def test_answers_are_those_of_so_many_passes():
 
 
 def test_edges_are_in_the_window_that_reads_them():
-  """Two tokens of padding, then 22 of the context, in windows of 12."""
-  for arg, expected in (
-    ("model.answer_chunk=separate", [0, 0, 1, 1, -1]),
-    ("task.context_length=24", [0, 0, 0, 1, 1]),
-  ):
-    window_of = cycle._windows(config_lib.resolve(small(arg)))
-    assert [window_of(place) for place in (0, 9, 10, 21, 22)] == expected
+  """24 tokens of the context, in windows of 12."""
+  window_of = cycle._windows(
+    config_lib.resolve(small("task.context_length=24"))
+  )
+  assert [window_of(place) for place in (0, 11, 12, 23, 24)] == [0, 0, 1, 1, -1]
   plain = load_config("depo_sleep", "smoke,model.name=looped")
   assert cycle._windows(config_lib.resolve(plain))(0) == -1
 

@@ -1,6 +1,7 @@
 """Old names of settings: in a config.json, a config file, on a command line."""
 
 import json
+import re
 
 import pytest
 from tests_support import ROOT, load_config, refused
@@ -196,7 +197,8 @@ def test_a_removed_setting_in_a_config_json(family, setting, tmp_path):
   path.write_text(json.dumps(there))
   for read in readings[:2]:
     with refused(
-      f"{setting}='another' is no longer supported: it is always {default!r}"
+      f"{setting}='another' is no longer supported: it is always "
+      + re.escape(repr(default))
     ):
       read()
 

@@ -23,8 +23,8 @@ GROUPS = {
   "injection": ("injection", "anchor_scale"),
   "state": ("state", "state_std", "update"),
   "depth": (
-    "depth", "depth_sigma", "calibrated", "max_loops", "depth_per",
-    "growth_steps", "growth_loops",
+    "depth", "calibrated", "max_loops", "depth_per", "growth_steps",
+    "growth_loops",
   ),
   "gradient": ("num_with_gradient",),
   "sharing": ("relaxed_rank",),
@@ -65,7 +65,6 @@ class Config(stack.StackConfig):
       the second loop on, the old state moves towards it by a learned share of
       each feature, initially 0; "damped": h + (core(h) - h) / K.
     depth: distribution of the loops in training, see `loop.depth`.
-    depth_sigma: sigma of "poisson_lognormal".
     calibrated: whether the mean depth is exactly K; otherwise the mean of
       "poisson_lognormal" is K + 1, as in Huginn.
     max_loops: maximum of the sampled depth; 0 for none.
@@ -95,7 +94,6 @@ class Config(stack.StackConfig):
   state_std: float = 0.632
   update: str = "replace"
   depth: str = "poisson_lognormal"
-  depth_sigma: float = 0.5
   calibrated: bool = False
   max_loops: int = 0
   depth_per: str = "step"
@@ -125,13 +123,12 @@ class Config(stack.StackConfig):
       "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
       num_with_gradient=0, state_std=0, relaxed_rank=0,
     )  # fmt: skip
-    drawn = ("depth_sigma", "calibrated", "max_loops", "depth_per")
+    drawn = ("calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")
     for setting, others, holds in (
       ("depth", drawn, self.depth == "fixed"),
       ("depth", growth, self.depth != "fixed"),
       ("depth", ("calibrated",), self.depth in ("learned", "uniform")),
-      ("depth", ("depth_sigma",), self.depth in ("poisson", "uniform")),
       ("injection", ("anchor_scale",), self.injection != "anchor"),
       ("state", ("state_std",), self.state != "normal"),
     ):
@@ -147,7 +144,6 @@ class Config(stack.StackConfig):
         f" model.injection={self.injection!r} no loop reads the tokens",
         (Moot("model.state", "input", ("model.injection",)),),
       )
-    checks.within("model", self, depth_sigma="[0, 2]")
     if self.max_loops and self.max_loops < self.num_loops:
       raise UserError(
         f"model.max_loops={self.max_loops} is less than"
@@ -182,12 +178,8 @@ class Config(stack.StackConfig):
     """The distribution of the loops in training, see `depth.probabilities`."""
     mean: float = self.num_loops
     if self.calibrated or self.depth == "learned":
-      mean = depth_lib.calibrated(
-        self.depth, mean, self.depth_sigma, self.max_loops
-      )
-    return depth_lib.probabilities(
-      self.depth, mean, self.depth_sigma, self.max_loops
-    )
+      mean = depth_lib.calibrated(self.depth, mean, self.max_loops)
+    return depth_lib.probabilities(self.depth, mean, self.max_loops)
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:

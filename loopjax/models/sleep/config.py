@@ -17,9 +17,9 @@ GROUPS = {
   "blocks": ("num_key_value_heads", "head_width", "norm_epsilon"),
   "memory": (
     "memory", "memory_mlp", "num_memory_heads", "key_width", "value_width",
-    "A_range", "dt_range", "negative_eigenvalues",
+    "A_range", "negative_eigenvalues",
   ),
-  "windows": ("answer_chunk", "eviction", "carry_convolutions"),
+  "windows": ("eviction", "carry_convolutions"),
   "passes": (
     "num_prelude", "num_coda", "loop_norm", "injection", "carry_state",
   ),
@@ -53,13 +53,8 @@ class Config(stack.StackConfig):
       model.
     num_memory_heads: number of heads of a memory layer.
     key_width, value_width: d_k and d_v of one of them.
-    A_range, dt_range: initial decay rates, see `fast_weights.Gates`.
+    A_range: initial decay rates, see `fast_weights.Gates`.
     negative_eigenvalues: see `fast_weights.Gates`.
-    answer_chunk: the tokens that are read in one pass, ending with the answer.
-      "merged": all tokens after the last whole window (algorithm 1, line 2).
-      "separate": the answer only; the tokens before it are left-padded to whole
-      windows. Both are the same if the window divides the number of tokens
-      before the answer.
     eviction: "hard": all keys and values of a window are dropped; "sliding":
       those of its last L - 1 tokens, from the last pass, are kept.
     carry_convolutions: whether the short convolutions continue across windows;
@@ -105,9 +100,7 @@ class Config(stack.StackConfig):
   key_width: int = 64
   value_width: int = 128
   A_range: tuple[float, float] = (0.0, 16.0)
-  dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
-  answer_chunk: str = "merged"
   eviction: str = "hard"
   carry_convolutions: bool = False
   num_prelude: int = 0
@@ -126,7 +119,6 @@ class Config(stack.StackConfig):
     checks.one_of(
       "model",
       self,
-      answer_chunk=("merged", "separate"),
       eviction=("hard", "sliding"),
       exit_gate=("none", "unused"),
       gradient_cut=("hidden", "fast_weights", "both"),
@@ -224,9 +216,7 @@ class Config(stack.StackConfig):
       self.num_memory_heads,
       self.key_width,
       self.value_width,
-      fast_weights.Gates(
-        self.A_range, self.dt_range, self.negative_eigenvalues
-      ),
+      fast_weights.Gates(self.A_range, self.negative_eigenvalues),
       has_mlp=self.memory_mlp,
     )
 
@@ -264,25 +254,15 @@ def last_chunk(config: Config, spec: TaskSpec) -> int:
   """
   length, answer = config.window, spec.num_answer_tokens
   remainder = (spec.sequence_length - 1) % length + 1
-  if not answer:
-    if config.answer_chunk != "merged":
-      raise UserError(
-        "model.answer_chunk has no effect while no token of the task is an"
-        " answer",
-        (Moot("model.answer_chunk", "merged", ("task.name",)),),
-      )
-    return remainder
   if answer > length:
     raise UserError(
       f"model.window={length} is less than the {answer} tokens of an answer"
     )
-  if config.answer_chunk == "separate":
-    return answer
   if remainder < answer:
     raise UserError(
       f"model.window={length} leaves {remainder} of {spec.sequence_length}"
       f" tokens after whole windows, fewer than the {answer} of an answer,"
-      " which would span two windows (model.answer_chunk='separate' pads them)"
+      " which would span two windows"
     )
   return remainder
 

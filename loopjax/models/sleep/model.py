@@ -122,7 +122,7 @@ class Model(nnx.Module):
     """Reads windows, sleeps over each, and predicts (algorithm 1).
 
     If the task has answer tokens, only these are predicted, in one pass over
-    the chunk that `answer_chunk` describes. Otherwise every token is predicted
+    the tokens after the last whole window. Otherwise every token is predicted
     from the first pass over its window: from the second pass on, the fast
     weights contain later tokens.
 
@@ -132,7 +132,7 @@ class Model(nnx.Module):
       num_loops: N >= 1; may differ from the number in training.
       kind: how the passes are executed; as in the model's options if None.
       trace: "hidden": the residual stream after every pass over the windows,
-        f32 [N, B, W L, D], including the padding before a separate answer.
+        f32 [N, B, W L, D].
 
     Returns:
       An output with logits of the answer or of all tokens [B, A or T, V]; and
@@ -143,7 +143,7 @@ class Model(nnx.Module):
     """
     num_passes = checks.num_loops(self.config, num_loops)
     kind = kind or self.options.execution
-    slept, last = split(self.embed(inputs), self.config, self.spec)
+    slept, last = split(self.embed(inputs), self.config.window)
     state, records = remat.scan(
       lambda state, window: self.sleep(state, window, num_passes, kind, trace),
       self.empty_state(
@@ -417,28 +417,11 @@ def _record(
   return sums
 
 
-def split(
-  tokens: Tokens, config: Config, spec: TaskSpec
-) -> tuple[Tokens, Tokens]:
+def split(tokens: Tokens, length: int) -> tuple[Tokens, Tokens]:
   """The windows [W, B, L] to sleep over, and the tokens after them [B, S]."""
-  size, length = tokens.hidden.shape[1], config.window
-  num_last = 0  # `windows.split` then takes the remainder, 1 to L tokens.
-  if config.answer_chunk == "separate":
-    num_last = spec.num_answer_tokens
-    num_missing = (num_last - size) % length
-    tokens = _padded(tokens, num_missing) if num_missing else tokens
-  parts = [windows.split(x, length, num_last) for x in tokens if x is not None]
+  parts = [windows.split(x, length) for x in tokens if x is not None]
   slept, last = zip(*parts, strict=True)
-  assert last[0].shape[1] >= spec.num_answer_tokens, size
   return Tokens(*slept), Tokens(*last)
-
-
-def _padded(tokens: Tokens, size: int) -> Tokens:
-  """Adds `size` padding tokens before tokens [B, S, D]."""
-  hidden, mask = tokens
-  mask = jnp.ones(hidden.shape[:2], bool) if mask is None else mask
-  front = ((0, 0), (size, 0))
-  return Tokens(jnp.pad(hidden, (*front, (0, 0))), jnp.pad(mask, front))
 
 
 def loss(

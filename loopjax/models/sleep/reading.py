@@ -1,11 +1,10 @@
 """Incremental reading, with sleep whenever a window is full.
 
 Computes the same as `model.Model` on the whole sequence (arXiv 2605.26099,
-algorithm 1); with answer_chunk="separate", on a text that is padded to whole
-windows before the answer. Each token is read in one pass when it arrives, which
-is the first pass over its window; when the window is full, the other N - 1
-passes follow. The size of the cache does not depend on the number of tokens;
-with a sliding window it holds 2 L - 1 of them, where the paper holds L.
+algorithm 1). Each token is read in one pass when it arrives, which is the first
+pass over its window; when the window is full, the other N - 1 passes follow.
+The size of the cache does not depend on the number of tokens; with a sliding
+window it holds 2 L - 1 of them, where the paper holds L.
 """
 
 import dataclasses

@@ -20,6 +20,9 @@ from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
 NORMAL = nnx.initializers.normal(0.02)
+# softplus(dt_bias) is initially log-uniform here, as in Mamba-2 (arXiv
+# 2405.21060). `Gates.A_range` scales it: both together are the decay rate.
+DT_RANGE = (1e-3, 0.1)
 
 
 class State(NamedTuple):
@@ -40,27 +43,22 @@ class Gates:
   """Initial values and range of the gates of fast weights.
 
   Attributes:
-    A_range: exp(A_log) is initially uniform in this range.
-    dt_range: softplus(dt_bias) is initially log-uniform in this range. Both
-      follow Mamba-2 (arXiv 2405.21060). The product of the two is the decay
-      rate: at 0.01, half of the state is forgotten after 69 tokens.
+    A_range: exp(A_log) is initially uniform in this range, as in Mamba-2 (arXiv
+      2405.21060). Its product with softplus(dt_bias) is the decay rate: at
+      0.01, half of the state is forgotten after 69 tokens.
     negative_eigenvalues: whether write gates range up to 2 instead of 1, so
       that a token can flip the sign of the value that its key reads (arXiv
       2411.12537).
   """
 
   A_range: tuple[float, float] = (0.0, 16.0)
-  dt_range: tuple[float, float] = (1e-3, 0.1)
   negative_eigenvalues: bool = False
 
   def __post_init__(self) -> None:
-    for name in ("A_range", "dt_range"):
-      ends = getattr(self, name)
-      numbers = [x for x in ends if isinstance(x, float | int)]
-      if len(numbers) != 2 or len(ends) != 2 or not 0 <= ends[0] < ends[1]:
-        raise UserError(f"model.{name}={ends} must be 0 <= low < high")
-    if not self.dt_range[0]:  # Drawn on a log scale.
-      raise UserError(f"model.dt_range={self.dt_range} must be 0 < low < high")
+    ends = self.A_range
+    numbers = [x for x in ends if isinstance(x, float | int)]
+    if len(numbers) != 2 or len(ends) != 2 or not 0 <= ends[0] < ends[1]:
+      raise UserError(f"model.A_range={ends} must be 0 <= low < high")
 
 
 class FastWeights(nnx.Module):
@@ -123,7 +121,7 @@ class FastWeights(nnx.Module):
     self.output = matrix(num_heads * value_width, width)
     rates = jnp.maximum(uniform(*gates.A_range), 1e-4)  # 0 has no logarithm.
     self.A_log = nnx.Param(jnp.log(rates))
-    steps = jnp.exp(uniform(*np.log(gates.dt_range)))
+    steps = jnp.exp(uniform(*np.log(DT_RANGE)))
     # The inverse of softplus.
     self.dt_bias = nnx.Param(steps + jnp.log(-jnp.expm1(-steps)))
     self.shape = (num_heads, key_width, value_width)
