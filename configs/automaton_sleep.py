@@ -5,8 +5,9 @@
 Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_loops` is N. Presets:
 
   tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. Exact
-          match in three new seeds: 0.916, 0.959, 0.684; N = 1 in the same
-          time is better:
+          match in three new seeds: 0.916, 0.959, 0.684
+          (benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md). With a
+          decay searched for each N, N = 1 in the same time is better:
           benchmarks/results/2026-11-23_cpu_2cores_rule_110_steps.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run. Ours: warm-up,
@@ -33,7 +34,7 @@ PRESETS = {
       "width": 32, "num_layers": 1, "num_heads": 2, "num_memory_layers": 1,
       "num_memory_heads": 2, "key_width": 16, "value_width": 16,
       "mlp_ratio": 1.0, "window": 12, "num_loops": 4, "init_std": 0.12,
-      # Every pass decays the state; the default, (0, 16), decays it faster.
+      # Every pass decays the state. The search preferred the default, (0, 16).
       "A_range": (0.0, 1.0),
     },
     "optim": {"name": "adamw", "learning_rate": 2e-3, "warmup_steps": 100},

@@ -103,16 +103,21 @@ def _counts(rates: np.ndarray, num: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def calibrated(kind: str, mean: float, max_loops: int) -> float:
-  """The `mean` setting that gives this expected depth under the maximum."""
+  """The `mean` setting that gives this expected depth under the maximum.
+
+  Raises:
+    UserError: the maximum is at most the mean: the depth would be fixed.
+  """
+  if 0 < max_loops <= mean:
+    raise UserError(
+      f"model.max_loops={max_loops} allows no distribution with mean {mean:g}"
+    )
   low, high = 1e-3, 8.0 * mean
   for _ in range(80):
     middle = (low + high) / 2
     depth = expected(probabilities(kind, middle, max_loops))
     low, high = (middle, high) if depth < mean else (low, middle)
-  if abs(depth - mean) > 1e-3:
-    raise UserError(
-      f"model.max_loops={max_loops} allows no distribution with mean {mean}"
-    )
+  assert abs(depth - mean) < 1e-3, (kind, mean, max_loops)
   return (low + high) / 2
 
 

@@ -108,7 +108,7 @@ class Resumed(NamedTuple):
 
   Attributes:
     state: their states after these loops, [B, S, D].
-    num_loops: m, number of these loops; i32 scalar.
+    num_loops: m >= 1, number of these loops; i32 scalar.
   """
 
   state: Any

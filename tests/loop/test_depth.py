@@ -189,9 +189,10 @@ def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
     np.testing.assert_allclose(cut.sum(), 1)
 
 
-def test_a_mean_that_a_maximum_forbids_is_refused():
-  with pytest.raises(UserError, match="max_loops=4 allows no distribution"):
-    depth.calibrated("poisson_lognormal", 5.0, 4)
+@pytest.mark.parametrize("max_loops", [4, 5])
+def test_a_mean_that_a_maximum_forbids_is_refused(max_loops):
+  with pytest.raises(UserError, match=f"max_loops={max_loops} allows no dist"):
+    depth.calibrated("poisson_lognormal", 5.0, max_loops)
 
 
 def test_a_learned_depth_needs_two_rows():
