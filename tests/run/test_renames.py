@@ -333,5 +333,7 @@ def test_kept_runs_have_present_names():
   assert runs
   for run in runs:
     family = run.config["model"]["name"]
+    present = flatten(config_lib.make(family, run.config["task"]["name"]))
     for values in (flatten(run.config), run.overrides, run.settings):
       assert not [x for x in values if renames.find(family, x)], run.directory
+      assert set(values) <= set(present), run.directory
