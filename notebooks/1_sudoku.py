@@ -17,10 +17,10 @@
 # $$p_k = \sigma(w^\top g_k + b),$$
 #
 # and a token stops once its $p_k$ sum to $1 - \epsilon$: adaptive computation
-# time, ACT. Its prediction is read out from $\sum_k w_k\, g_k$ with weights
-# $w_k = p_k$, and the remainder at its last loop (section 2.2). The router's
-# bias starts at $-3$, which makes tokens use many loops at first: the paper's
-# deep start.
+# time, ACT. Its prediction is read out from $\sum_k w_k\, g_k$. The weights are
+# $w_k = p_k$, except at its last loop, whose weight is the remainder (section
+# 2.2). The router's bias starts at $-3$, which makes tokens use many loops at
+# first: the paper's deep start.
 #
 # In the code this is `Model.__call__` in `loopjax/models/utm/model.py` and
 # `halting.ACT` in `loopjax/loop/halting.py`.
@@ -52,10 +52,10 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 #
 # `configs/sudoku_utm.py` is the experiment: model, data, optimizer and steps.
 # The part after the colon on the command line is the argument here. The preset
-# `tiny` has 6x6 boards and 51,545 parameters; about half of its steps are
-# enough. `train.run` is what `loopjax train
-# --config=configs/sudoku_utm.py` calls. If you run the cell again, it reports
-# that the run is complete, or resumes an interrupted run.
+# `tiny` has 6x6 boards and 51,545 parameters; here, about half of its steps are
+# enough. `train.run` is what `loopjax train --config=configs/sudoku_utm.py`
+# calls. If you run the cell again, it reports that the run is complete, or
+# resumes an interrupted run.
 
 # %%
 from loopjax import train
@@ -73,9 +73,9 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 #
 # `trained.read` loads a run's last checkpoint. An `EvaluatedModel` is the model
 # with its outputs on part of the test split; all figures are drawn from one.
-# This figure shows a hard puzzle that is solved: the answer after some of the
-# loops, in stronger colours where the model is more certain, and then the
-# output, the weighted sum.
+# This figure shows a hard puzzle that the model solves: its answer after some
+# of the loops, in stronger colours where it is more certain, and then the
+# output, which is read out from the weighted sum.
 
 # %%
 from IPython.display import display
@@ -107,9 +107,9 @@ show(sudoku.draw_solved(evaluated))
 # %% [markdown]
 # ## More loops than it was trained with
 #
-# A looped model is not limited to its training depth. The answer after every
+# A looped model is not limited to its training depth. The score after every
 # loop, up to four times the trained number (section 5.2, figure 7), shows how
-# many loops it needs, and whether more of them harm it.
+# many loops it needs, and whether more of them do harm.
 
 # %%
 from loopjax.analysis import depth

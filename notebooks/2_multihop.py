@@ -57,8 +57,9 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # %% [markdown]
 # ## Train the vanilla loop
 #
-# Half the preset's entities, and width 256: a few minutes instead of 20. An
-# epoch has every composed question once and every single fact 18 times.
+# With half the preset's entities and width 256, this takes a few minutes
+# instead of 20. An epoch has every composed question once and every single fact
+# 18 times.
 
 # %%
 from loopjax import train
@@ -105,7 +106,7 @@ for name, hops, rows in question_set.by_split():
 # %% [markdown]
 # ## Where is the bridge?
 #
-# The logit lens: apply the model's own read-out to the state after every loop,
+# The logit lens applies the model's own read-out to the state after every loop,
 # at every position. The frame marks where the bridge is first determined.
 # (Loops count from 1, positions from 0; a question is $a, r_1, r_2$.)
 
@@ -136,8 +137,8 @@ print(tables.cosines(readings.cosines(question_set, observed)))
 #
 # One question about graph B with a wrong answer. `passed_on` is the state after
 # loop 1 at the bridge's position, `embed` is $\mathrm{Norm}(W[b])$, and
-# `answer` runs the model with the edited state. The token $b$ is the most
-# likely token of the state itself: nothing about the correct answer is used.
+# `answer` runs the model with the edited state. The token $b$ is the one that
+# the state itself decodes to: nothing about the correct answer is used.
 
 # %%
 from loopjax.analysis.multihop import interventions
@@ -201,8 +202,7 @@ show([draw.save(figure, pictures / "intervention.png")])
 # %% [markdown]
 # ## Next steps
 #
-# * `loopjax analysis RUN` does all of this for a run,
-#   and causal patching.
+# * `loopjax analysis RUN` does all of this for a run, and also causal patching.
 # * DiscoLoop makes the fix part of the model: between the loops it mixes the
 #   state with the embedding of the tokens that it decodes to (equations 4 and
 #   5). To train it, omit `model.name=looped`; the README has the preset's

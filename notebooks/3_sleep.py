@@ -17,7 +17,7 @@
 #
 # and in every pass its memory layers write to their fast weights $S$ by the
 # gated delta rule. Afterwards the keys and values are gone; only $S$ remains of
-# the window. The answer takes one pass.
+# the window. The answer is computed in one pass.
 #
 # Here the window is the state of a cellular automaton, and the question is the
 # value of a cell some steps later (section 6.1). More passes can compute more
@@ -66,9 +66,10 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # %% [markdown]
 # ## Step by step
 #
-# `Model.__call__` in terms of its parts: `sleep` over each window, then `awake`
-# over the answer's tokens. Windows affect the answer only through `kept`, which
-# contains only fast weights: with `eviction="hard"` no keys or values survive.
+# These are the parts of `Model.__call__`: `sleep` over each window, then
+# `awake` over the answer's tokens. Windows affect the answer only through
+# `kept`, which contains only fast weights: with `eviction="hard"` no keys or
+# values survive.
 
 # %%
 import functools
@@ -127,9 +128,9 @@ print(f"numbers in fast weights, per example: {fast[:, :, 0].size}")
 # %% [markdown]
 # ## How many passes does it need?
 #
-# The same parameters, with fewer or more passes than in training. The plot
-# shows the fraction of examples with both cells correct; "constant" is the best
-# answer that ignores the input.
+# We use the same parameters with fewer or more passes than in training. The
+# numbers are the fraction of examples with both cells correct; "constant" is
+# the best answer that ignores the input.
 
 
 # %%

@@ -49,8 +49,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # %% [markdown]
 # ## A looped model, the teacher
 #
-# Four loops of two layers of width 64, on synthetic sums modulo 23 such as
-# `7*(3-12)=6`, byte by byte.
+# The teacher has four loops of two layers of width 64. It is trained on
+# synthetic sums modulo 23 such as `7*(3-12)=6`, byte by byte.
 
 # %%
 from loopjax import config as config_lib
@@ -114,9 +114,9 @@ second = run(
 # %% [markdown]
 # ## What does sharing cost?
 #
-# Unseen rows, processed token by token as in generation. The looped model can
-# also share keys and values without any training: one loop's, or their mean
-# (the paper's table 5). Bytes are buffer sizes.
+# Here the models process unseen rows token by token, as in generation. The
+# loops of the looped model can also share keys and values without any training:
+# one loop's, or their mean (the paper's table 5). Bytes are buffer sizes.
 
 # %%
 import jax
@@ -219,15 +219,15 @@ display(Image.open(path).convert("RGB").quantize(200))
 
 # %% [markdown]
 # In the run shown here, sharing keys and values without training makes the
-# model much worse, even with their mean; MELT uses a fourth of the cache and
+# model much worse, even with their mean. MELT uses a quarter of the cache and
 # loses less than 1 %. Sums depend little on distant tokens, and phase 2 adds
 # little: the paper generates up to 32,768 tokens.
 #
 # ## Generate
 #
-# Greedy, with both models. Sums are modulo 23, as in the synthetic text. In
-# these minutes neither model has learned more about addition than the form of a
-# result.
+# Both models decode greedily. Sums are modulo 23, as in the synthetic text. In
+# these few minutes, neither model has learned more about addition than the form
+# of a result.
 
 # %%
 from loopjax.saved import language_model as language_model_lib
@@ -266,7 +266,7 @@ for index, one in enumerate(sums):
 # %% [markdown]
 # ## At the paper's sizes
 #
-# The same sizes for the paper's models (its table 2).
+# These are the same sizes for the paper's models (its table 2).
 
 # %%
 from loopjax.analysis import memory

@@ -126,8 +126,8 @@ show(adaptive.draw_loops(evaluated))
 # %% [markdown]
 # ## Where it iterates
 #
-# Unseen text; the colour of each character shows the iterations spent on
-# *predicting* it, in the layer that loops most.
+# This is unseen text. The colour of each character shows the iterations spent
+# on *predicting* it, in the layer that loops most.
 
 # %%
 import numpy as np
@@ -181,8 +181,8 @@ show([draw_text(np.concatenate(chosen))])
 # %% [markdown]
 # ## Which characters
 #
-# Means by kind of the predicted character, and how hard it was to predict: are
-# iterations spent where the loss is high?
+# These are means by the kind of the predicted character, and by how hard it was
+# to predict. Are iterations spent where the loss is high?
 
 # %%
 from loopjax.losses import tokens as losses

@@ -143,8 +143,8 @@ print(tokenizer.decode(prompt[1:]) + write(1.0)[0].text)
 # %% [markdown]
 # ## Exit early
 #
-# The same prompt at several thresholds: the loops per token, and the tokens per
-# second. A batch exits the loop with its last text.
+# We run the same prompt at several thresholds, and print the loops per token
+# and the tokens per second. A batch leaves the loop when its last text exits.
 
 # %%
 import time
@@ -164,9 +164,9 @@ for threshold in thresholds:
 # %% [markdown]
 # ## The cost in quality
 #
-# Unseen text, with twice the trained number of loops, and every loop read out:
-# its loss, its most likely next token, the gate. `exits.curve` then compares
-# exits by the gate with a fixed number of loops.
+# The model now processes unseen text with twice the trained number of loops.
+# Every loop is read out: its loss, its most likely next token, and the gate.
+# `exits.curve` then compares exits by the gate with a fixed number of loops.
 
 # %%
 import jax.numpy as jnp
@@ -240,10 +240,10 @@ axes.legend(frameon=False)
 show([draw.save(figure, workdir / "exits.png")])
 
 # %% [markdown]
-# In the run shown here three loops are better than the four of training, more
-# than four are harmful, and the gate, which chooses per token, is slightly
-# better than any fixed number. A gate without any learned information would lie
-# on the line.
+# In the run shown here, three loops are better than the four of training, and
+# more than four do harm. The gate, which chooses a number for each token, is
+# slightly better than any fixed number. A gate that had learned nothing would
+# lie on the line.
 #
 # ## What would each loop predict?
 #
@@ -305,14 +305,13 @@ for n in range(loops):
     print(f"{n + 1:4} {leaves.mean():6.3f} {here:11.3f} {last:14.3f}")
 
 # %% [markdown]
-# In the run shown here exits cost nothing: tokens that exit early would be
+# In the run shown here, exits cost nothing: tokens that exit early would be
 # correct slightly *less* often after the last loop.
 #
 # ## Next steps
 #
-# * In the terminal: `loopjax generate runs/lm_looped
-#   --prompt='It was' --exit_threshold=0.5 --report`; with the published weights
-#   `FOLDER --chat`.
+# * In the terminal: `loopjax generate runs/lm_looped --prompt='It was'
+#   --exit_threshold=0.5 --report`; with the published weights `FOLDER --chat`.
 # * Training only the gate, on the improvement by each loop (section 3.4):
 #   `--config=configs/lm_looped.py:second_stage,run.init_from=runs/lm_looped`.
-# * Four loops for one loop's cache: [notebook 4](4_melt.ipynb).
+# * Four loops with the cache of one: [notebook 4](4_melt.ipynb).

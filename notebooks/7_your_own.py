@@ -7,16 +7,16 @@
 # ---
 
 # %% [markdown]
-# # Your own looped model, in less than a hundred lines
+# # Your own looped model, in fewer than a hundred lines
 #
 # A new halting rule, a new model family and a new config, trained by the same
 # trainer and tested by existing tests.
 #
 # The idea: a token stops at the first loop at which the model is *confident*,
-# and that loop's prediction is its answer. No router, no remainder. (ACT, arXiv
-# 1603.08983, sums a router's outputs, section 2.1; PonderNet, arXiv 2107.05407,
-# samples, equations 6 and 7.) To make every loop's prediction useful, the loss
-# is the mean over all loops.
+# and that loop's prediction is its answer. There is no router and no remainder.
+# (ACT, arXiv 1603.08983, sums a router's outputs, section 2.1; PonderNet, arXiv
+# 2107.05407, samples, equations 6 and 7.) To make every loop's prediction
+# useful, the loss is the mean over all loops.
 
 # %%
 # Finds the repository; on Colab, fetches and installs it first.
@@ -86,9 +86,10 @@ class Confident:
 # ## The family
 #
 # A family is a record, `protocols.Family`: its `Config`, `Model`, `loss` and
-# `costs`, and names of what it records. In the repository it would be the end
-# of a file in `loopjax/models/`, and the last statement one of `MODELS`; in a
-# package of your own, `MODELS.register("confident", "my_package.confident")`.
+# `costs`, and names of what it records. In the repository, the record would end
+# a file in `loopjax/models/`, and `MODELS` would have a line for it. In a
+# package of your own, call `MODELS.register("confident",
+# "my_package.confident")`.
 #
 # The block is the shared one: attention with rotary positions from the task's
 # coordinates (row, column and box), and an MLP. The board is added again in
@@ -265,7 +266,7 @@ print(f"{summary['parameters']:,} parameters, {summary['wall_seconds']:.0f} s")
 # ## Does it stop when it is correct?
 #
 # The threshold can be changed after training, since no parameter depends on it.
-# Lower thresholds stop earlier; what is the loss in accuracy? (A batch runs
+# Lower thresholds stop earlier; how much accuracy does that cost? (A batch runs
 # until its slowest cell has stopped.)
 
 # %%

@@ -148,7 +148,7 @@ for name, metrics in found.items():
 # In this run, of one seed and 200 steps, the plain loop gets worse beyond the
 # four loops of training, though its state changes less and less. With the
 # injection and its norms it stays as good, even without random depth. Random
-# depth improves one loop and makes the state converge, at a small cost at the
-# trained depth: inference can then stop when the state or the read-out no
-# longer changes (`--exit_rule=change`, `kl`). On novels, with three seeds:
-# `benchmarks/results/2026-11-23_cpu_2cores_recurrent_depth.md`.
+# depth improves the loss after one loop and makes the state converge, at a
+# small cost at the trained depth: inference can then stop when the state or the
+# read-out no longer changes (`--exit_rule=change`, `kl`). On novels, with three
+# seeds: `benchmarks/results/2026-11-23_cpu_2cores_recurrent_depth.md`.

@@ -38,8 +38,8 @@ RUNS = pathlib.Path(SMOKE or "runs/notebooks")
 # %% [markdown]
 # ## A trained model
 #
-# It writes down running sums. Each token passes four times through the same
-# layers.
+# This model writes down running sums. Each token passes through the same layers
+# four times.
 
 # %%
 import loopjax
@@ -82,7 +82,7 @@ display(Image(filename=RUNS / "solved.png"))
 # %% [markdown]
 # ## Your own text
 #
-# The pages of the documentation are the text here; any files will do. `fit`
+# The text here is the pages of the documentation; any files will do. `fit`
 # trains with the optimizer of the settings, or with one of Optax (`tx`).
 
 # %%
@@ -150,7 +150,7 @@ print(jax.vmap(initial_loss)(np.arange(3)))
 # ## Many runs
 #
 # `run_sweep` trains one run per item and seed of a config, with checkpoints,
-# and returns their scores; `table` reads those of any runs.
+# and returns their scores; `table` returns the scores of any runs.
 
 # %%
 import contextlib
