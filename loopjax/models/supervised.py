@@ -112,7 +112,7 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
   """
   # No checkpoint stores them, so a user's choice of generator must not count.
   key = jax.random.key(0, impl="threefry2x32")
-  # The standard deviation of a normal cut off at two is 0.8796.
+  # A standard normal truncated at two has a standard deviation of 0.8796.
   vectors = jax.random.truncated_normal(key, -2, 2, (num_states, sizes[2]))
   vectors /= 0.87962566
   return tuple(jnp.broadcast_to(v[None, None], sizes) for v in vectors)
