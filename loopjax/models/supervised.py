@@ -49,7 +49,8 @@ class Config:
     width: D.
     num_heads: H.
     num_layers: number of layers of a network.
-    mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
+    mlp_ratio: F = floor(mlp_ratio D); 3 gives 1,536, which is 8/3 D rounded up
+      to a multiple of 256.
     num_loops: segments of supervision; the most in training.
     num_cycles: recursions of a segment.
     num_memory_tokens: M, positions before the task's tokens; the papers have
