@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import textwrap
+from concurrent import futures
 
 import hub_examples
 import jax
@@ -725,6 +726,14 @@ def test_a_text_that_was_interrupted_is_not_continued(model, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     model.generate("a")
   assert not library.text._generator.cache_info().currsize
+
+
+def test_threads_get_the_texts_of_their_prompts(model):
+  prompts = ["a", "bc", "def", "g"]
+  greedy = functools.partial(model.generate, temperature=0.0)
+  expected = [greedy(prompt) for prompt in prompts]
+  with futures.ThreadPoolExecutor(len(prompts)) as pool:
+    assert list(pool.map(greedy, prompts)) == expected
 
 
 # Numbers of docs/library.md, and smaller ones.
