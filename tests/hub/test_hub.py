@@ -785,6 +785,21 @@ def test_training_starts_from_an_imported_run(tmp_path):
   )
 
 
+def test_an_imported_run_may_be_moved(tmp_path):
+  """Also where another model is imported to its old place."""
+  before, now = tmp_path / "run", tmp_path / "other place"
+  convert.import_folder(examples.make_folder(tmp_path / "hub"), before)
+  recorded = language_model.load(before)
+  before.rename(now)
+  for _ in range(2):
+    found = language_model.load(now)
+    assert found.tokenizer.key == recorded.tokenizer.key
+    assert found.facts["tokenizer"] == str(now / "hub" / "tokenizer.json")
+    (before / "hub").mkdir(parents=True, exist_ok=True)
+    text = (now / "hub/tokenizer.json").read_text().replace('"w29"', '"x"')
+    (before / "hub/tokenizer.json").write_text(text)
+
+
 def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
   folder = examples.make_folder(tmp_path / "hub")
   convert.import_folder(folder, tmp_path / "run", sequence_length=9)
