@@ -247,18 +247,22 @@ def test_models_of_the_zoo_and_their_task():
   assert {"train", "validation", "test"} == set(data)
 
 
-def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
+def test_a_model_of_the_hub_keeps_its_files(tmp_path, monkeypatch):
+  """Also in a program that changes its current folder."""
   folder = hub_examples.make_folder(tmp_path / "hub")
-  found = loopjax.load(folder)
+  (folder / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
+  monkeypatch.chdir(tmp_path)
+  found = loopjax.load("hub")
   loopjax.save(found, tmp_path / "run")
-  again = loopjax.load(tmp_path / "run")
+  again = loopjax.load("run")
+  monkeypatch.chdir("/")
   jax.tree.map(np.testing.assert_array_equal, again.params, found.params)
   task = again.about.settings.task
   assert task.tokenizer == str(tmp_path / "run" / "hub" / "tokenizer.json")
   assert task.end_token == "<end>"
   for model in (found, again):
     language_model, _ = library.text._generator(model, 1, None, 1)
-    assert language_model.stop_tokens == (0,)
+    assert language_model.stop_tokens == (0, 5)
   with refused("checkpoint=3 has no effect on"):
     loopjax.load(folder, checkpoint=3)
 

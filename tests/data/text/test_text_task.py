@@ -445,6 +445,7 @@ def test_text_with_documents_in_all_splits_is_chosen_by_hash(config, capsys):
     (b"", "contains no documents"),
     (b"\n\n", "contains no documents"),
     (b'{"text": "alone"}', "has no document in the (train|validation) split"),
+    (b'{"text": "same"}\n' * 9, "the same text if they have none, are in one"),
     (
       b'{"text": ""}',
       "contains no documents; 1 have no token to predict",
