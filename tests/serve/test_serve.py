@@ -483,7 +483,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
   ({"prompt": ["a"] * 129}, "prompt", "129 prompts exceed the maximum of 128"),
   ({"prompt": "x" * 300}, "prompt", "the maximum is 200"),
-  ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
+  ({"prompt": "x", "max_tokens": 101}, "max_tokens", "maximum of 100 new"),
   ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
   ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
   ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
