@@ -233,6 +233,15 @@ def test_a_saved_model_says_how_it_was_trained(model, tmp_path):
   jax.tree.map(jnp.add, found, model)  # They can still be combined.
 
 
+def test_a_model_is_not_saved_beside_checkpoints(model, tmp_path):
+  """Of a run that was interrupted, or whose files were removed by hand."""
+  loopjax.save(model, tmp_path / "run")
+  (tmp_path / "run" / "config.json").unlink()
+  other = loopjax.build("looped", **SMALL, seed=1)
+  with refused(r"but checkpoints of steps \[0\], which would be read"):
+    loopjax.save(other, tmp_path / "run")
+
+
 def test_models_of_the_zoo_and_their_task():
   """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")
