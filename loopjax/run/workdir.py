@@ -117,9 +117,10 @@ def kept_tokenizer(workdir: pathlib.Path, recorded: str) -> str:
   Returns:
     `recorded`; or the run's own copy, if there is no file or another one.
   """
-  kept, path = workdir / HUB / _TOKENIZER, pathlib.Path(recorded)
+  kept = workdir / HUB / _TOKENIZER
   if recorded == "bytes" or not kept.is_file():
     return recorded
+  path = pathlib.Path(recorded)
   if path.is_file() and path.read_bytes() == kept.read_bytes():
     return recorded
   return str(kept.resolve())
