@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import textwrap
+from concurrent import futures
 
 import hub_examples
 import jax
@@ -232,6 +233,15 @@ def test_a_saved_model_says_how_it_was_trained(model, tmp_path):
   jax.tree.map(jnp.add, found, model)  # They can still be combined.
 
 
+def test_a_model_is_not_saved_beside_checkpoints(model, tmp_path):
+  """Of a run that was interrupted, or whose files were removed by hand."""
+  loopjax.save(model, tmp_path / "run")
+  (tmp_path / "run" / "config.json").unlink()
+  other = loopjax.build("looped", **SMALL, seed=1)
+  with refused(r"but checkpoints of steps \[0\], which would be read"):
+    loopjax.save(other, tmp_path / "run")
+
+
 def test_models_of_the_zoo_and_their_task():
   """As loaded from its run, and trained further on its own task."""
   found = of_zoo("sudoku_6x6")
@@ -246,18 +256,22 @@ def test_models_of_the_zoo_and_their_task():
   assert {"train", "validation", "test"} == set(data)
 
 
-def test_a_model_of_the_hub_keeps_its_tokenizer(tmp_path):
+def test_a_model_of_the_hub_keeps_its_files(tmp_path, monkeypatch):
+  """Also in a program that changes its current folder."""
   folder = hub_examples.make_folder(tmp_path / "hub")
-  found = loopjax.load(folder)
+  (folder / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
+  monkeypatch.chdir(tmp_path)
+  found = loopjax.load("hub")
   loopjax.save(found, tmp_path / "run")
-  again = loopjax.load(tmp_path / "run")
+  again = loopjax.load("run")
+  monkeypatch.chdir("/")
   jax.tree.map(np.testing.assert_array_equal, again.params, found.params)
   task = again.about.settings.task
   assert task.tokenizer == str(tmp_path / "run" / "hub" / "tokenizer.json")
   assert task.end_token == "<end>"
   for model in (found, again):
     language_model, _ = library.text._generator(model, 1, None, 1)
-    assert language_model.stop_tokens == (0,)
+    assert language_model.stop_tokens == (0, 5)
   with refused("checkpoint=3 has no effect on"):
     loopjax.load(folder, checkpoint=3)
 
@@ -725,6 +739,14 @@ def test_a_text_that_was_interrupted_is_not_continued(model, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     model.generate("a")
   assert not library.text._generator.cache_info().currsize
+
+
+def test_threads_get_the_texts_of_their_prompts(model):
+  prompts = ["a", "bc", "def", "g"]
+  greedy = functools.partial(model.generate, temperature=0.0)
+  expected = [greedy(prompt) for prompt in prompts]
+  with futures.ThreadPoolExecutor(len(prompts)) as pool:
+    assert list(pool.map(greedy, prompts)) == expected
 
 
 # Numbers of docs/library.md, and smaller ones.

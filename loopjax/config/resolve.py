@@ -353,6 +353,8 @@ def config_of_run(
 ) -> ml_collections.ConfigDict:
   """The config of a run, from its config.json, locked.
 
+  Its tokenizer is the run's own copy if that is the only one left.
+
   Args:
     workdir: the run's work directory, or zoo:NAME.
     label: the run's name in messages.
@@ -380,6 +382,8 @@ def config_of_run(
     ):  # Users cannot change its config.
       renames.say(model, flatten(recorded), str(path))
     override(config, flatten(renames.of_config(recorded)))
+    if tokenizer := config.task.get("tokenizer"):
+      config.task.tokenizer = workdir_lib.kept_tokenizer(path.parent, tokenizer)
     return config
   except UserError as error:
     raise UserError(f"{label}: {error}") from error

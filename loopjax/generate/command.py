@@ -1,6 +1,5 @@
 """The command: prints texts to the terminal as they are generated."""
 
-import collections
 import dataclasses
 import json
 import pathlib
@@ -77,7 +76,6 @@ class _Writer:
     )
     self._started = self._seconds = self._first = 0.0
     self._at_first = 0  # Tokens that came with the first.
-    self._loops: collections.Counter[int] = collections.Counter()
     self._costs = Costs()
 
   def encode(self, text: str) -> tuple[int, ...]:
@@ -124,6 +122,8 @@ class _Writer:
       for token in tokens:
         self._read(token, texts[token.request_id], is_single)
     self._seconds += time.monotonic() - self._started
+    for text in texts.values():
+      self._costs += text.costs
     if is_single:
       print(flush=True)
     for number, text in texts.items() if not is_single else ():
@@ -182,8 +182,6 @@ class _Writer:
     """Adds a token to its text; tokens after a stop string are ignored."""
     if text.finish:
       return
-    self._loops[token.loops] += 1
-    self._costs.add(token)
     added = text.read([token])
     if is_single:
       print(added, end="", flush=True)
@@ -207,7 +205,7 @@ class _Writer:
       f" exits: {limits.exit_rule}, threshold {self._text.exit_threshold}",
       *(
         f"  exited after loop {n}: {count / total:.1%}"
-        for n, count in sorted(self._loops.items())
+        for n, count in sorted(self._costs.exits.items())
       ),
       f"parameters: {quantized.num_bytes(params):,} bytes"
       + (f", weights in {weights}" if weights else ""),

@@ -1,5 +1,6 @@
 """Requests to the engine, and the tokens that it returns."""
 
+import collections
 import dataclasses
 from typing import NamedTuple
 
@@ -96,24 +97,33 @@ class Costs:
   """The loops that generated tokens cost, and the results of their drafts.
 
   Attributes:
-    tokens: how many.
-    loops: loops after which they exited.
+    exits: how many tokens exited after each number of loops.
     computed: loops that were computed, see `GeneratedToken`.
     accepted, rejected: tokens with a draft, by its result.
     copied: cached tokens of prompts.
   """
 
-  tokens: int = 0
-  loops: int = 0
+  exits: collections.Counter[int] = dataclasses.field(
+    default_factory=collections.Counter
+  )
   computed: int = 0
   accepted: int = 0
   rejected: int = 0
   copied: int = 0
 
+  @property
+  def tokens(self) -> int:
+    """How many tokens there are."""
+    return self.exits.total()
+
+  @property
+  def loops(self) -> int:
+    """Loops after which they exited."""
+    return sum(loops * count for loops, count in self.exits.items())
+
   def add(self, token: GeneratedToken) -> None:
     """Counts one more token."""
-    self.tokens += 1
-    self.loops += token.loops
+    self.exits[token.loops] += 1
     self.computed += token.computed
     self.copied += token.copied
     if token.accepted is not None:

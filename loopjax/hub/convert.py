@@ -197,9 +197,18 @@ def write_run(
     folder: has the Hub's files; None if there are none.
     origin: the source of the parameters, for the summary, and the "steps" of
       their training if there were any.
+
+  Raises:
+    UserError: the directory contains a run, or checkpoints of one.
   """
   origin = {"steps": 0, **origin}
   with workdir_lib.locked(workdir):
+    workdir_lib.check_new(workdir)  # Another process may just have written it.
+    if steps := restore.steps(workdir):
+      raise UserError(
+        f"{workdir}: has no config.json, but checkpoints of steps {steps},"
+        " which would be read in place of this model; remove them"
+      )
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
     for name in ("config.json", *FILES):

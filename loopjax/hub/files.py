@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from loopjax import checks
 from loopjax.errors import UserError, one_line
 from loopjax.run import workdir as workdir_lib
+from loopjax.run.checkpoints.tensors import usual_permissions
 
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
@@ -132,9 +133,9 @@ def write(
   ]
   for file, part in zip(files, parts, strict=True):
     arrays = {name: np.ascontiguousarray(made[name].make()) for name in part}
-    # PyTorch's readers require this.
-    save_file(arrays, folder / file, metadata={"format": "pt"})
-    (folder / file).chmod(0o644)  # save_file lets only the owner read it.
+    with usual_permissions(folder / file):
+      # PyTorch's readers require this.
+      save_file(arrays, folder / file, metadata={"format": "pt"})
   if len(parts) > 1:
     where = {
       name: file

@@ -42,9 +42,9 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
       raise UserError(f"checkpoint={checkpoint} has no effect on {folder}")
     _, settings, params = convert.read_folder(folder)
     graphdef, _ = program_lib.abstract_model(settings)
-    return Model(params, graphdef, About(settings, folder))
+    return Model(params, graphdef, About(settings, folder.absolute()))
   run = trained.read(folder, checkpoint)
-  folder = zoo.located(folder)
+  folder = zoo.located(folder).absolute()
   convert.check_beginning(folder)
   return Model(run.params, run.graphdef, About(run.settings, folder, run.step))
 

@@ -27,7 +27,8 @@ class About:
 
   Attributes:
     settings: the checked config, with sections model, task, optim, ...
-    folder: where the model was loaded from; None if it was built.
+    folder: where the model was loaded from, absolute: the program may change
+      its current folder; None if it was built.
     steps: of its training by `fit` or a run. What `jax.jit` returns has those
       of the model with which the function was compiled.
     options: settings of section run in the last call of `fit`, or empty.

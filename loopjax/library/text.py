@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from loopjax.library import checked
 from loopjax.saved import language_model as language_model_lib
 
 _SLOTS = 8  # Texts that are generated at once.
+_ONE_AT_A_TIME = threading.Lock()  # An engine has one caller.
 
 
 def generate(
@@ -38,6 +40,8 @@ def generate(
   bos: str | None = None,
 ) -> Any:
   """Returns a language model's continuation of a prompt.
+
+  Calls from several threads run one after another.
 
   Args:
     prompt: the text to continue; or several, for a list of continuations,
@@ -77,27 +81,28 @@ def generate(
   settings = model.about.settings
   loops = checked.loops(settings, num_loops, settings.eval_loops)
   slots = min(len(prompts), _SLOTS)
-  language_model, engine = _generator(model, loops, bos, slots)
-  tokenizer, requests = language_model.tokenizer, []
-  for number, tokens in enumerate(map(tokenizer.encode_prompt, prompts)):
-    if max_new_tokens is not None:
-      max_new_tokens = checked.integer("max_new_tokens", max_new_tokens, 1)
-      engine.limits.check_room("max_new_tokens", max_new_tokens, len(tokens))
-    seed = (sampling.seed + number) % 2**32
-    request = GenerationRequest(
-      tokens,
-      max_new_tokens or text_flags.MAX_NEW_TOKENS,
-      dataclasses.replace(sampling, seed=seed),
-      stop_tokens=language_model.stop_tokens,
-    )
-    requests.append(request)
-  try:
-    found = text_lib.generate_texts(engine, tokenizer, requests, stops)
-  except UserError:
-    raise
-  except BaseException:
-    _generator.cache_clear()  # Its engine is in the middle of a step.
-    raise
+  with _ONE_AT_A_TIME:
+    language_model, engine = _generator(model, loops, bos, slots)
+    tokenizer, requests = language_model.tokenizer, []
+    for number, tokens in enumerate(map(tokenizer.encode_prompt, prompts)):
+      if max_new_tokens is not None:
+        max_new_tokens = checked.integer("max_new_tokens", max_new_tokens, 1)
+        engine.limits.check_room("max_new_tokens", max_new_tokens, len(tokens))
+      seed = (sampling.seed + number) % 2**32
+      request = GenerationRequest(
+        tokens,
+        max_new_tokens or text_flags.MAX_NEW_TOKENS,
+        dataclasses.replace(sampling, seed=seed),
+        stop_tokens=language_model.stop_tokens,
+      )
+      requests.append(request)
+    try:
+      found = text_lib.generate_texts(engine, tokenizer, requests, stops)
+    except UserError:
+      raise
+    except BaseException:
+      _generator.cache_clear()  # Its engine is in the middle of a step.
+      raise
   texts = [one.text for one in found]
   return texts if several else texts[0]
 

@@ -180,13 +180,19 @@ def _may_be_run(directory: pathlib.Path) -> bool:
     return True  # Damaged; `read_run` says how.
 
 
-def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A directory and its subdirectories, except those inside a run."""
+def _directories(
+  root: pathlib.Path, above: frozenset[pathlib.Path] = frozenset()
+) -> Iterator[pathlib.Path]:
+  """A directory and its subdirectories, except those inside a run.
+
+  Links to one of the directories above, by their real paths, are left out.
+  """
   yield root
   if not (root / "config.json").is_file():
+    above |= {root.resolve()}
     for path in sorted(root.iterdir()):
-      if path.is_dir():
-        yield from _directories(path)
+      if path.is_dir() and path.resolve() not in above:
+        yield from _directories(path, above)
 
 
 def read_run(

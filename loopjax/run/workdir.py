@@ -107,6 +107,25 @@ def keep_hub_files(
       shutil.copytree(kept, workdir / HUB, dirs_exist_ok=True)
 
 
+def kept_tokenizer(workdir: pathlib.Path, recorded: str) -> str:
+  """The path of a run's tokenizer, also where the run was moved or copied.
+
+  Args:
+    workdir: the run's work directory.
+    recorded: `task.tokenizer` of its config.json, "bytes" or a path.
+
+  Returns:
+    `recorded`; or the run's own copy, if there is no file or another one.
+  """
+  kept = workdir / HUB / _TOKENIZER
+  if recorded == "bytes" or not kept.is_file():
+    return recorded
+  path = pathlib.Path(recorded)
+  if path.is_file() and path.read_bytes() == kept.read_bytes():
+    return recorded
+  return str(kept.resolve())
+
+
 def binds(key: str, mode: str) -> bool:
   """Whether a run, or with mode "eval" its checkpoint, depends on a setting."""
   section = key.partition(".")[0]

@@ -111,6 +111,14 @@ class Service:
     protocol.check_model(name, self._models)
     return JSONResponse(self._facts(name))
 
+  def failed(self, request: Request, error: Exception) -> Response:
+    """Status 500; counts it, as it does not pass through `_Middleware`."""
+    del request, error
+    self._metrics.responses.labels(500).inc()
+    return _error_response(
+      ClientError("internal error; see the server's log", status=500)
+    )
+
   def _facts(self, name: str) -> dict[str, Any]:
     return {
       "id": name,
@@ -267,9 +275,7 @@ def make_app(
         )
       ),
       # Starlette raises it again after the response, so that it is logged.
-      Exception: lambda request, error: _error_response(
-        ClientError("internal error; see the server's log", status=500)
-      ),
+      Exception: service.failed,
     },
     lifespan=lifespan,
   )

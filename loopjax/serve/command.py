@@ -67,26 +67,24 @@ def run(options: Options) -> int:
     def fail() -> None:
       server.should_exit = True
 
-    for flags, name in _models(options).items():
+    for flags, name in _models(options):
       served.append(_served(options, flags, name, fail))
     server = _server(options, served, token)
     return _serve(options, server, served, listener)
 
 
-def _models(options: Options) -> dict[source.ModelFlags, str]:
-  """The names of the models; flags apply only to the first."""
-  first = options.model
-  others = [source.ModelFlags(folder) for folder in options.also]
-  names = [
-    options.name or first.folder.resolve().name,
-    *(flags.folder.resolve().name for flags in others),
-  ]
-  if len(set(names)) < len(names):
-    raise UserError(
-      f"the served models have the same name: {', '.join(sorted(names))}; give"
-      " --name to the first one"
-    )
-  return dict(zip([first, *others], names, strict=True))
+def _models(options: Options) -> list[tuple[source.ModelFlags, str]]:
+  """The models and their names; the flags of a model are the first one's."""
+  flags = [options.model, *map(source.ModelFlags, options.also)]
+  names = [one.folder.resolve().name for one in flags]
+  names[0] = options.name or names[0]
+  for name in names:
+    if names.count(name) > 1:
+      raise UserError(
+        f"several of the served models are named {name!r}; --name names the"
+        " first one, and the others have the names of their directories"
+      )
+  return list(zip(flags, names, strict=True))
 
 
 def _served(

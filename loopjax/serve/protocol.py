@@ -347,6 +347,11 @@ def _max_tokens(
     name = "max_completion_tokens"
   default = room if chat else min(16, room)
   requested = fields_lib.integer(fields, name, default, 1, _MAX_INT)
+  if requested > room == model.max_new_tokens:
+    raise ClientError(
+      f"{name}={requested} exceeds the server's maximum of {room} new tokens",
+      param=name,
+    )
   if requested > room:
     raise ClientError(
       f"{name}={requested} is more than the {room} tokens that fit after a"

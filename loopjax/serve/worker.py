@@ -131,8 +131,9 @@ class Worker:
     if self.num_live + len(requests) > self.capacity:
       raise QueueFullError
     job = Job(requests)
-    if requests:
-      self._running[job] = set(job.unread)
+    if not requests:  # Only prompts are scored: nothing to ask the engine.
+      return job
+    self._running[job] = set(job.unread)
     self._commands.put(functools.partial(self._add, job))
     try:
       await job.accepted

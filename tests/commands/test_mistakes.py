@@ -104,7 +104,7 @@ MISTAKES = {
     (["a", "--token_file=none"], "cannot be read"),
     (["a", "--token_file=short"], "at least 16 characters"),
     (["missing", "--port=0"], "missing contains no run"),
-    (["a/x", "--also=b/x", "--port=0"], "same name: x, x; give --name"),
+    (["a/x", "--also=b/x", "--port=0"], "are named 'x'; --name names"),
     (["a", "--also=missing", "--port=0"], "contains no run"),
     (["a", "--colour=red"], "unknown flag '--colour'"),
   ],

@@ -75,6 +75,7 @@ def test_a_file_of_prompts_becomes_a_line_a_text(
   assert [{"prompt": one["prompt"], "id": one["id"]} for one in found] == rows
   total = sum(one["tokens"] for one in found)
   assert report.startswith(f"{total} tokens in 2.00 s; first token after 1.00")
+  assert "  exited after loop 2: 100.0%" in report.splitlines()
   later = total - len(steps[0])
   assert 0 < later < total and f"; then {later} tokens/s" in report
   assert entry.main([*flags, "--prompt=p"]) == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import re
 import shutil
 from unittest import mock
@@ -29,6 +30,7 @@ from loopjax.models import MODELS, looped, plt, recurrent
 from loopjax.optim import parameters
 from loopjax.program import teacher
 from loopjax.run.checkpoints import restore
+from loopjax.run.checkpoints import tensors as tensors_lib
 from loopjax.saved import language_model
 from loopjax.types import PRECISIONS, TaskSpec
 
@@ -238,7 +240,6 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
   made = weights.tensors(layout, params, head_width, "F32", constants)
   files.write(out, made, max_bytes)
   written = sorted(out.glob("*.safetensors"))
-  assert all(path.stat().st_mode & 0o044 for path in written)
   assert (len(written) > 3) == (max_bytes == 3000)
   assert (out / files.INDEX).exists() == (max_bytes == 3000)
   found = {key: x for file in written for key, x in load_file(file).items()}
@@ -251,6 +252,20 @@ def test_there_and_back_is_exact(name, max_bytes, tmp_path):
       assert np.array_equal(found[key], value), key
   _, again = read(out, name)
   assert jax.tree.all(jax.tree.map(jnp.array_equal, params, again))
+
+
+def test_files_of_tensors_have_the_usual_permissions(tmp_path):
+  made = files.Made((2,), np.dtype(np.float32), lambda: np.ones(2, np.float32))
+  before = os.umask(0o027)
+  try:
+    files.write(tmp_path, {"x": made}, 100)
+    tensors_lib.write(tmp_path / "run", {"x": jnp.ones(2)})
+  finally:
+    os.umask(before)
+  modes = {
+    path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()
+  }
+  assert modes == {files.SINGLE: 0o640, "run": 0o640}
 
 
 @pytest.mark.parametrize("value", [7e4, np.nan])
@@ -783,6 +798,21 @@ def test_training_starts_from_an_imported_run(tmp_path):
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7), *params
   )
+
+
+def test_an_imported_run_may_be_moved(tmp_path):
+  """Also where another model is imported to its old place."""
+  before, now = tmp_path / "run", tmp_path / "other place"
+  convert.import_folder(examples.make_folder(tmp_path / "hub"), before)
+  recorded = language_model.load(before)
+  before.rename(now)
+  for _ in range(2):
+    found = language_model.load(now)
+    assert found.tokenizer.key == recorded.tokenizer.key
+    assert found.facts["tokenizer"] == str(now / "hub" / "tokenizer.json")
+    (before / "hub").mkdir(parents=True, exist_ok=True)
+    text = (now / "hub/tokenizer.json").read_text().replace('"w29"', '"x"')
+    (before / "hub/tokenizer.json").write_text(text)
 
 
 def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):

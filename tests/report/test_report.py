@@ -367,6 +367,15 @@ def test_a_folder_of_the_hub_is_no_run(workdir):
     runs_lib.collect([folder])
 
 
+def test_a_link_to_a_folder_above_is_not_followed(tmp_path):
+  """As a second `ln -s /data/runs runs` makes one."""
+  runs, run = tmp_path / "runs", tmp_path / "runs" / "a" / "b"
+  run.mkdir(parents=True)
+  (run / "config.json").write_text("{}")
+  (runs / "a" / "runs").symlink_to(runs)
+  assert list(runs_lib._directories(runs)) == [runs, runs / "a", run]
+
+
 def test_a_diverged_run_does_not_count(workdir):
   run = plan_of(workdir).runs[2]
   summary = {**run.summary, "status": "diverged"}

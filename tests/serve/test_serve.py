@@ -7,6 +7,7 @@ import os
 import pathlib
 import socket
 import sys
+import threading
 import time
 import types
 
@@ -482,7 +483,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   ({"prompt": "\ud800"}, "prompt", "not valid Unicode"),
   ({"prompt": ["a"] * 129}, "prompt", "129 prompts exceed the maximum of 128"),
   ({"prompt": "x" * 300}, "prompt", "the maximum is 200"),
-  ({"prompt": "x", "max_tokens": 101}, "max_tokens", "more than the 100"),
+  ({"prompt": "x", "max_tokens": 101}, "max_tokens", "maximum of 100 new"),
   ({"prompt": "x" * 150, "max_tokens": 60}, "max_tokens", "more than the 49"),
   ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),
   ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", "an integer from"),
@@ -793,6 +794,33 @@ def test_what_is_measured(alone):
   assert alone.number("loopjax_request_seconds_count") == 1
   assert alone.number('loopjax_responses_total{status="200"}') >= 1
   assert alone.number('loopjax_responses_total{status="400"}') == 1
+
+
+def test_internal_errors_are_counted(alone, monkeypatch):
+  monkeypatch.setattr(examples.app.protocol, "parse", lambda *_, **__: 1 / 0)
+  response = alone.post(prompt="x")
+  assert response.status_code == 500
+  assert "internal error" in response.json()["error"]["message"]
+  assert alone.number('loopjax_responses_total{status="500"}') == 1
+
+
+def test_a_request_for_scores_alone_does_not_wait_for_the_engine():
+  """It would do so for good if the engine failed meanwhile."""
+  held = threading.Event()
+
+  async def submitted():
+    made = examples.worker.Worker(
+      examples.Engine(), examples.score_prompt, 8, held.set
+    )
+    made.start()
+    made._commands.put(held.wait)
+    try:
+      return await asyncio.wait_for(made.submit([]), 10)
+    finally:
+      held.set()
+      await made.stop()
+
+  assert not asyncio.run(submitted()).unread
 
 
 @pytest.mark.parametrize("stream", [False, True])

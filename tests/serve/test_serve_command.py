@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -138,6 +139,22 @@ def test_a_server_refuses_prompts_of_more_loops_than_there_are(language_model):
   engine = source.make_engine(language_model, num_slots=1, max_tokens=32)
   with pytest.raises(UserError, match="prefill_loops=5 is not in"):
     command._compile(options, language_model, engine, 5)
+
+
+def test_models_have_the_names_of_their_directories():
+  """The first one can have another, also if it is served twice."""
+  from loopjax.serve import command
+
+  def named(name, *folders):
+    first, *also = map(pathlib.Path, folders)
+    flags = source.ModelFlags(first)
+    options = argparse.Namespace(model=flags, name=name, also=also)
+    return [(str(x.folder), name) for x, name in command._models(options)]
+
+  assert named("fast", "a", "a") == [("a", "fast"), ("a", "a")]
+  for name, *folders in ((None, "a", "b/a"), ("c", "x", "a", "b/a")):
+    with pytest.raises(UserError, match="are named 'a'; --name names the f"):
+      named(name, *folders)
 
 
 def test_an_idle_connection_is_kept_longer_than_clients_keep_theirs():

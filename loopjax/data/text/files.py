@@ -243,7 +243,8 @@ def _unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
   magic = file.peek(4)[:4]
   if magic[:2] == b"\x1f\x8b":
     return gzip.GzipFile(fileobj=file)
-  if magic == b"\x28\xb5\x2f\xfd":
+  is_skipped = magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5
+  if magic == b"\x28\xb5\x2f\xfd" or is_skipped:  # As pzstd begins a file.
     with needing("zstandard", "lm", f"{file.name}: needs"):
       return io.BufferedReader(_Zstandard(file), _BLOCK)
   return file

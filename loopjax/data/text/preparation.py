@@ -16,6 +16,8 @@ import math
 import multiprocessing
 import os
 import pathlib
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple, TypeVar
@@ -476,16 +478,19 @@ def in_order(
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload([__name__])
   with concurrent.futures.ProcessPoolExecutor(num_processes, context) as pool:
+
+    def submit(chunk: files.Chunk) -> concurrent.futures.Future[Result]:
+      with _without_main():  # A pool starts its workers as work arrives.
+        return pool.submit(function, chunk)
+
     chunks = iter(chunks)
     waiting = collections.deque(
-      pool.submit(function, chunk)
-      for chunk in itertools.islice(chunks, num_processes + _AHEAD)
+      map(submit, itertools.islice(chunks, num_processes + _AHEAD))
     )
     try:
       while waiting:
         yield waiting.popleft().result()
-        for chunk in itertools.islice(chunks, 1):
-          waiting.append(pool.submit(function, chunk))
+        waiting.extend(map(submit, itertools.islice(chunks, 1)))
     except BrokenProcessPool:
       raise UserError(
         "a text preparation process was killed; it may have run out of memory"
@@ -493,6 +498,22 @@ def in_order(
     finally:
       for future in waiting:
         future.cancel()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+  """Processes that start in the block do not import the main module.
+
+  It may be a user's script that calls this without a guard: each worker would
+  run the script again, and wait for the lock on the cache that this process
+  holds while it waits for the worker.
+  """
+  main = sys.modules["__main__"]
+  sys.modules["__main__"] = types.ModuleType("__main__")
+  try:
+    yield
+  finally:
+    sys.modules["__main__"] = main
 
 
 def _num_cpus() -> int:

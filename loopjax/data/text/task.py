@@ -98,8 +98,9 @@ def make_dataset(
   for one, count in zip(corpora, counts, strict=True):
     if not count:
       raise UserError(
-        f"{one.name}: has no document in the {split} split; provide more text "
-        f"or change task.{'test' if split == 'test' else 'validation'}_share"
+        f"{one.name}: has no document in the {split} split: documents with the"
+        " same prompt, or the same text if they have none, are in one split;"
+        " provide more that differ"
       )
   readers = [one.reader(split) for one in corpora]
 

@@ -1,6 +1,8 @@
 """Nested parameters in a file in the safetensors format."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,9 +18,21 @@ def write(path: pathlib.Path, params: Any) -> dict[str, Array]:
   """Writes parameters; returns them by the names that they have in the file."""
   leaves = jax.tree.leaves(params)
   named = dict(zip(integrity.names(params), leaves, strict=True))
-  save_file(named, path)
-  path.chmod(0o644)  # save_file lets only the owner read it.
+  with usual_permissions(path):
+    save_file(named, path)
   return named
+
+
+@contextlib.contextmanager
+def usual_permissions(path: pathlib.Path) -> Iterator[None]:
+  """Gives a new file the permissions of the user's umask.
+
+  The block may replace it: the library lets only the owner read its files.
+  """
+  path.touch()
+  mode = path.stat().st_mode
+  yield
+  path.chmod(mode)
 
 
 def read(path: pathlib.Path) -> dict[str, Array]:

@@ -4,6 +4,8 @@ import functools
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import types
 
 import data_examples
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from tests_support import refused
+from tests_support import ROOT, refused
 from text_examples import jsonl, sentences
 
 from loopjax.data.text import files, preparation, task
@@ -443,6 +445,7 @@ def test_text_with_documents_in_all_splits_is_chosen_by_hash(config, capsys):
     (b"", "contains no documents"),
     (b"\n\n", "contains no documents"),
     (b'{"text": "alone"}', "has no document in the (train|validation) split"),
+    (b'{"text": "same"}\n' * 9, "the same text if they have none, are in one"),
     (
       b'{"text": ""}',
       "contains no documents; 1 have no token to predict",
@@ -502,6 +505,26 @@ def test_a_killed_process_is_one_line(config, monkeypatch):
   chunks = [files.Chunk("a", "text", 0, b"", 0)]
   with pytest.raises(UserError, match="was killed"):
     list(preparation.in_order(_die, chunks, 1))
+
+
+@pytest.mark.long
+def test_processes_do_not_run_the_script_again(tmp_path):
+  """A user's script needs no guard; two workers start on any machine."""
+  path = tmp_path / "script.py"
+  path.write_text(
+    "from loopjax.data.text import preparation\n"
+    "print('once')\n"
+    "preparation._num_cpus = lambda: 2\n"
+    "found = preparation.in_order(len, [b'a', b'bb', b'ccc'], 1 << 40)\n"
+    "print(*found)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, str(path)],
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+  )
+  assert (done.stdout, done.stderr) == ("once\n1 2 3\n", "")
 
 
 def _die(_):
