@@ -182,6 +182,15 @@ def compilers_axes() -> dict[str, int]:
   return {axis: mesh.shape[axis] for axis in mesh.auto_axes}
 
 
+def platform() -> str:
+  """The platform of the devices that are compiled for.
+
+  Under a mesh its own, which may be of an absent machine (`loopjax.fit`).
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()
+
+
 def names_of(axes: Any) -> tuple[str, ...]:
   """The axes that split a dimension, from its entry in a PartitionSpec."""
   return (axes,) if isinstance(axes, str) else axes or ()

@@ -23,8 +23,9 @@ class Precision:
 
   Matrix products of float32 inputs have JAX's default precision, which rounds
   the inputs on accelerators (to TF32 or bfloat16), unless
-  JAX_DEFAULT_MATMUL_PRECISION=highest is set. Gates, decays, routers and
-  halting heads are always computed at the highest.
+  JAX_DEFAULT_MATMUL_PRECISION=highest is set. Decays, routers, halting heads
+  and gates are always computed at the highest, except gates that are as large
+  as the other products: those of memory banks and, in bfloat16, MELT's.
 
   Attributes:
     params: parameters, their moving averages, and optimizer state.

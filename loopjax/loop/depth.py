@@ -39,7 +39,8 @@ def probabilities(kind: str, mean: float, max_loops: int = 0) -> np.ndarray:
       expectation is 1 + mean.
       "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
       same as "poisson_lognormal".
-    mean: expected number of loops; one less for "poisson_lognormal".
+    mean: expected number of loops; less by 1 for "poisson_lognormal", and by
+      exp(-mean) for "poisson".
     max_loops: larger depths are reduced to this; 0 for no maximum.
   """
   pmf = DEPTHS[kind](mean, max_loops)

@@ -19,8 +19,8 @@ class Ends(nnx.Module):
   first: the puzzle vector, which is learned and starts at zero. All of them
   have states, so they are memory that a segment can write. The halting head
   reads the first position: q_halt, and q_continue, which only a model that
-  learns it (`continues`) has a use for. The others keep it for the papers'
-  numbers of parameters.
+  learns it (`continues`) uses. Other models have it so that their numbers of
+  parameters are the papers'.
   """
 
   def __init__(

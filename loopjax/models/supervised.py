@@ -49,7 +49,8 @@ class Config:
     width: D.
     num_heads: H.
     num_layers: number of layers of a network.
-    mlp_ratio: F = floor(mlp_ratio D); 3 is 8/3 rounded up to 1,536.
+    mlp_ratio: F = floor(mlp_ratio D); 3 gives 1,536, which is 8/3 D rounded up
+      to a multiple of 256.
     num_loops: segments of supervision; the most in training.
     num_cycles: recursions of a segment.
     num_memory_tokens: M, positions before the task's tokens; the papers have
@@ -112,7 +113,7 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
   """
   # No checkpoint stores them, so a user's choice of generator must not count.
   key = jax.random.key(0, impl="threefry2x32")
-  # The standard deviation of a normal cut off at two is 0.8796.
+  # A standard normal truncated at two has a standard deviation of 0.8796.
   vectors = jax.random.truncated_normal(key, -2, 2, (num_states, sizes[2]))
   vectors /= 0.87962566
   return tuple(jnp.broadcast_to(v[None, None], sizes) for v in vectors)

@@ -24,7 +24,7 @@ def by_example(key: Array, batch: Batch) -> Array:
 
 
 def normal_by_token(keys: Array | None, positions: Array, width: int) -> Array:
-  """Standard normal draws, cut at 3, of a row and a position: f32 [B, T, D].
+  """Normal draws for every row and position, truncated at 3: f32 [B, T, D].
 
   Args:
     keys: keys of the rows, [B]; None for the same in every row.

@@ -1,6 +1,6 @@
 """Loss and gradients of a batch, accumulated over devices and microbatches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -113,16 +113,24 @@ def _once(function: Any, others: Any, specs: Any, layout: Layout) -> Any:
       ]
       return function(examples, jax.tree.unflatten(structure, leaves))
     program = casts.once(function, examples, shapes)
+    # Examples may be in floating-point numbers too.
     rows = jax.tree.leaves(examples)
-    read_as = program.dtypes[len(rows) :]
+    rows = _cast(rows, program.dtypes[: len(rows)])
     with jax.named_scope("parameters"):
+      cast = _cast(leaves, program.dtypes[len(rows) :])
       leaves = [
-        gathered(x if x.dtype == dtype else x.astype(dtype), spec)
-        for x, dtype, spec in zip(leaves, read_as, leaf_specs, strict=True)
+        gathered(x, spec) for x, spec in zip(cast, leaf_specs, strict=True)
       ]
     return program.call(*rows, *leaves)
 
   return run
+
+
+def _cast(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+  return [
+    x if x.dtype == dtype else x.astype(dtype)
+    for x, dtype in zip(leaves, dtypes, strict=True)
+  ]
 
 
 def _accumulated(run: Any, num_parts: int) -> Any:

@@ -101,7 +101,7 @@ def train(
   @jax.transfer_guard("allow")
   def save() -> None:
     if int(state.bad.streak) >= options.max_bad_steps:
-      return  # Already saved.
+      return  # No step would change it; a restart repeats the bad steps.
     entries = {**meta, "batches": step + ahead, "pending": _lists(pending)}
     entries["wall_seconds"] = time.monotonic() - started
     context.checkpoints.save(step, state, entries)

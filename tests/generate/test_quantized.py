@@ -16,8 +16,11 @@ from loopjax.errors import UserError
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
 from loopjax.hub import __main__ as hub
 from loopjax.nn import linear
+from loopjax.nn.fast_weights.gated_delta import GatedDeltaNet
+from loopjax.nn.fast_weights.jet import JetBlock
 from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model, trained
+from loopjax.types import Precision
 
 NOVELS = pathlib.Path("zoo:novels")
 GREEDY = Sampling(temperature=0.0)
@@ -49,6 +52,37 @@ def test_every_number_is_within_half_a_step_of_its_output(weights):
     assert np.all(gap <= 0.5001 * step) and gap.max() > 0
   assert made["gate"] == params["gate"] and made["norm"] == params["norm"]
   assert quantized.kind(made) == weights
+
+
+@pytest.mark.parametrize(
+  ("kind", "sizes"),
+  [(GatedDeltaNet, (16, 16, 2, 2)), (JetBlock, (16, 16, 2, 8))],
+)
+def test_memory_layers_with_many_heads_take_quantised_weights(kind, sizes):
+  """Also where a gate per head, or a tap generator, is large enough for it."""
+
+  def make():
+    return kind(*sizes, precision=Precision(), rngs=nnx.Rngs(params=0))
+
+  graphdef, state = nnx.split(nnx.eval_shape(make))
+  generator = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: jnp.asarray(generator.normal(size=x.shape), x.dtype),
+    nnx.to_pure_dict(state),
+  )
+  made = quantized.quantized(params, "int8")
+  assert hasattr(made["fast_weights"]["decay"]["kernel"], "qvalue")
+  dense = jax.tree.map(
+    linear.dense, made, is_leaf=lambda x: hasattr(x, "qvalue")
+  )
+  x = jnp.asarray(generator.normal(size=(1, 3, 16)), jnp.float32)
+
+  @jax.jit
+  def run(params):
+    layer = nnx.merge(graphdef, params)
+    return layer(x, layer.initial_state(1))[0]
+
+  np.testing.assert_allclose(run(made), run(dense), atol=1e-5)
 
 
 @pytest.mark.long

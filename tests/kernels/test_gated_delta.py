@@ -18,6 +18,7 @@ from gated_delta_examples import (
   assert_close,
   recurrence,
 )
+from jax.extend import core
 
 from loopjax.kernels.gated_delta import (
   api,
@@ -119,6 +120,31 @@ def test_groups_of_chunks_change_nothing(chunk_size, at_once):
     one = compiled(functools.partial(form, chunks_at_once=1), *operands)
     many = functools.partial(form, chunks_at_once=at_once)
     assert_close(compiled(many, *operands), one, 1e-12)
+
+
+def lengths_of_scans(jaxpr):
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "scan":
+      yield eqn.params["length"]
+    for inner in core.jaxprs_in_params(eqn.params):
+      yield from lengths_of_scans(inner)
+
+
+@pytest.mark.parametrize(
+  ("platform", "expected"), [("cpu", [4]), ("tpu", [1, 2]), (None, [4])]
+)
+def test_chunks_are_those_of_the_machine_that_is_compiled_for(
+  platform, expected
+):
+  """4 chunks of 32, one at a time, or 2 of 64 at once; `fit` compiles here."""
+  device = platform and jax.sharding.AbstractDevice(
+    device_kind=platform, num_cores=None, platform=platform
+  )
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+  operands = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in arrays(128)]
+  with jax.sharding.use_abstract_mesh(mesh):
+    jaxpr = jax.make_jaxpr(gated_delta)(*operands).jaxpr
+  assert [*lengths_of_scans(jaxpr)] == expected
 
 
 @pytest.mark.parametrize("size", [16, 48, 64, 80])

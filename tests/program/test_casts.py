@@ -16,6 +16,7 @@ from loopjax import program as program_lib
 from loopjax.loop import depth
 from loopjax.models import MODELS
 from loopjax.program import casts, gradients
+from loopjax.types import Carried
 
 FAMILIES = by_size(MODELS)
 
@@ -138,6 +139,27 @@ def test_gradients_of_many_loops_add_up_in_float32():
   made = casts.once(jax.grad(total), jnp.ones(()))
   assert made.dtypes == (jnp.bfloat16,)
   assert made.call(jnp.ones((), jnp.bfloat16)) == 1000
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_examples_that_are_only_read_in_bfloat16_are_cast_too(num_parts):
+  """Tokens of a registered task may be vectors in float32."""
+
+  def loss(params, batch, frozen):
+    x = batch["inputs"].astype(jnp.bfloat16)
+    y = x * jnp.tanh(x @ params.astype(jnp.bfloat16))
+    return (total := jnp.mean(y.astype(jnp.float32))), {"loss": total}
+
+  batch = {"inputs": jnp.linspace(-2, 2, 12).reshape(4, 3)}
+  batch["weights"] = jnp.ones((4, 1))
+  arguments = loss, (jnp.ones((3, 3)), {}), batch, Carried(), (), num_parts
+  plain, cast = (
+    gradients.gradients(*arguments, gradients.Layout(casts=x))
+    for x in (False, True)
+  )
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-5), plain, cast
+  )
 
 
 @pytest.mark.long

@@ -48,7 +48,7 @@ def gated_delta(
     write: [B, T, H_v], from 0 to 1, or to 2 for negative eigenvalues.
     state: S before the first token [B, H_v, d_k, d_v]; zeros if None.
     chunk_size: maximum number of tokens solved together; a multiple of 16; the
-      backend's default if None.
+      platform's default if None.
     mask: bool [B, T]; a False token leaves the state bit-identical, and its
       output and gradients are zero for any input. None for all True.
     implementation: "reference" computes token by token and supports all

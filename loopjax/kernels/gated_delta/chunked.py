@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from loopjax import sharding
 from loopjax.kernels.gated_delta import chunks, recurrence
 from loopjax.kernels.gated_delta.reference import product
 from loopjax.types import Array
@@ -79,7 +80,7 @@ def gated_delta(
   Args:
     query, key, value, log_decay, write, state: as in `api`; T > 0.
     chunk_size: the maximum of C.
-    chunks_at_once: maximum chunks per group; a default for the backend if None.
+    chunks_at_once: maximum chunks per group; the platform's default if None.
     recur: as `recurrence.scan`.
     whole_chunks: C is always the maximum.
     rounded: whether products of bfloat16 inputs have bfloat16 operands.
@@ -89,7 +90,7 @@ def gated_delta(
   num_chunks = -(-num_tokens // size)
   if chunks_at_once is None:
     heads = value.shape[0] * value.shape[2]
-    is_cpu = jax.default_backend() == "cpu"
+    is_cpu = sharding.platform() == "cpu"
     chunks_at_once = 1 if is_cpu else max(1, _BUSY // heads)
   num_groups = -(-num_chunks // chunks_at_once)
   rounded = rounded and value.dtype == jnp.bfloat16
@@ -106,8 +107,8 @@ def gated_delta(
 
 
 def default_size() -> int:
-  """Default C on this backend, smaller on CPUs."""
-  return 32 if jax.default_backend() == "cpu" else CHUNK_SIZE
+  """Default C, smaller on CPUs."""
+  return 32 if sharding.platform() == "cpu" else CHUNK_SIZE
 
 
 def even_size(num_tokens: int, chunk_size: int) -> int:

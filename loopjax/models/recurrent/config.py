@@ -60,7 +60,8 @@ class Config(stack.StackConfig):
     state: the state before the first loop: the "input" of the loops, "zero", or
       "normal", drawn for each row and position. In evaluation the draw depends
       only on the position.
-    state_std: standard deviation of "normal", cut at three of it.
+    state_std: standard deviation of "normal", before the truncation at three of
+      them.
     update: the state after a loop: "replace": the core's output; "gate": from
       the second loop on, the old state moves towards it by a learned share of
       each feature, initially 0; "damped": h + (core(h) - h) / K.

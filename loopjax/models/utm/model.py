@@ -179,8 +179,8 @@ class Model(nnx.Module):
       return cells
     memory = self.memory_tokens[...] + self.memory_type.embedding[...]
     memory = jnp.broadcast_to(memory[None], (inputs.shape[0], *memory.shape))
-    # XLA would lay out the rows that it copies next to each other, and then the
-    # whole stream.
+    # Otherwise XLA stores the copies of a token next to each other, and gives
+    # the whole stream this layout.
     memory = layout.with_layout_constraint(memory, layout.Layout((0, 1, 2)))
     return jnp.concatenate([memory, cells], axis=1)
 

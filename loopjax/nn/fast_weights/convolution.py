@@ -1,7 +1,5 @@
 """Short causal depthwise convolutions along a sequence."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -87,20 +85,17 @@ class DynamicConvolution(nnx.Module):
       inputs, hidden, init=init, precision=precision, rngs=rngs
     )
 
-    def current_token(key: Array, shape: Any, dtype: Any, *_: Any) -> Array:
-      del key, shape
-      return jnp.zeros((width, channels), dtype).at[-1].set(1).ravel()
-
-    self.taps = nnx.Linear(
+    self.taps = linear.linear(
       hidden,
       width * channels,
-      dtype=precision.compute,
-      param_dtype=precision.params,
-      kernel_init=nnx.initializers.zeros_init(),
-      bias_init=current_token,
-      dot_general=linear.merged_dot_general,
+      use_bias=True,
+      init=nnx.initializers.zeros_init(),
+      precision=precision,
       rngs=rngs,
     )
+    assert self.taps.bias is not None
+    bias = jnp.zeros((width, channels), precision.params).at[-1].set(1)
+    self.taps.bias[...] = bias.ravel()  # The current token's tap.
     self.width = width
     self.precision = precision
 

@@ -16,7 +16,7 @@ from flax import nnx
 from loopjax.errors import UserError
 from loopjax.kernels import Kernels
 from loopjax.kernels.gated_delta import LONGEST_BY_TOKEN, gated_delta
-from loopjax.nn import linear
+from loopjax.nn import linear, norm
 from loopjax.types import Array, Precision
 
 NORMAL = nnx.initializers.normal(0.02)
@@ -89,27 +89,15 @@ class FastWeights(nnx.Module):
     precision: Precision,
     rngs: nnx.Rngs,
   ):
-    shared: dict[str, Any] = {
-      "param_dtype": precision.params,
-      "dtype": precision.accumulate,
-      "rngs": rngs,
-    }
+    shared: dict[str, Any] = {"precision": precision, "rngs": rngs}
 
     def logits() -> nnx.Linear:
-      return nnx.Linear(
-        width,
-        num_heads,
-        use_bias=False,
-        kernel_init=init,
-        precision="highest",  # Accelerators would round float32 inputs.
-        dot_general=linear.merged_dot_general,
-        **shared,
+      return linear.readout(
+        width, num_heads, use_bias=False, init=init, **shared
       )
 
     def matrix(inputs: int, outputs: int) -> nnx.Linear:
-      return linear.linear(
-        inputs, outputs, init=init, precision=precision, rngs=rngs
-      )
+      return linear.linear(inputs, outputs, init=init, **shared)
 
     def uniform(low: float, high: float) -> Array:
       shape = (num_heads,)
@@ -117,7 +105,7 @@ class FastWeights(nnx.Module):
 
     self.decay, self.write = logits(), logits()
     self.gate = matrix(width, num_heads * value_width)
-    self.norm = nnx.RMSNorm(value_width, epsilon=1e-5, **shared)
+    self.norm = norm.rms_norm(value_width, epsilon=1e-5, **shared)
     self.output = matrix(num_heads * value_width, width)
     rates = jnp.maximum(uniform(*gates.A_range), 1e-4)  # 0 has no logarithm.
     self.A_log = nnx.Param(jnp.log(rates))
