@@ -34,8 +34,8 @@ def test_a_model_writes_with_the_loops_of_its_evaluation(monkeypatch):
     for changes in ("model.num_loops=2,eval.num_loops=3", "model.num_loops=2")
   )
   engine = mock.Mock()
-  engine.return_value.generate.side_effect = lambda requests: [[]] * len(
-    requests
+  engine.return_value.generate.side_effect = lambda requests: (
+    [[]] * len(requests)
   )
   monkeypatch.setattr(agreement, "Engine", engine)
   batch = {"inputs": np.ones((2, 8), int), "valid": np.ones(2, bool)}

@@ -196,7 +196,8 @@ def test_a_number_without_an_error_decides_nothing():
   config = load_config("sudoku_utm", "paper,model.num_memory_tokens=8")
   metrics = {"test/exact_match": 0.5709, "test/ponder_steps": 11.6}
   errors = {f"{name}/standard_error": 0.004 for name in metrics}
-  run = of_the_papers_size(57.09).runs[0]._replace(
+  run, *_ = of_the_papers_size(57.09).runs
+  run = run._replace(
     config=config.to_dict(), summary={"metrics": metrics | errors}
   )
   group, sweep = grouping.Group({}, [run]), utm.PAPER.sweeps["tradeoff"]

@@ -149,7 +149,7 @@ def _check_words(
 # Per-loop traces that `score` uses, if a model has them.
 TRACES = ("prediction",)
 HEADLINE = ("accuracy",)
-# Keys of the streams in `chains` end in a number of hops: none equals the graph's.
+# Keys of the streams in `chains` end in a number of hops; the graph's does not.
 _GRAPH_STREAM = 4
 
 
