@@ -23,7 +23,8 @@ def measure(
   """Agreement of greedy continuations of texts with the teacher's.
 
   Both continue the first half of each text; in rows of several documents, of
-  the first document.
+  the first document. The model runs as many loops as in evaluation, its teacher
+  the trained number.
 
   Args:
     params: its model's parameters, of which this process holds all.
@@ -48,8 +49,11 @@ def measure(
   )
   prompts = [text.prompt for text in texts]
   own, other = (
-    _written(of, values, prompts, num_written)
-    for of, values in ((settings, params), (teacher, teacher_params))
+    _written(of, values, prompts, num_written, num_loops)
+    for of, values, num_loops in (
+      (settings, params, settings.eval_loops),
+      (teacher, teacher_params, teacher.model.num_loops),
+    )
   )
   pairs = zip(own, other, strict=True)
   shares = np.array([shared_length(*pair) / num_written for pair in pairs])
@@ -68,6 +72,7 @@ def _written(
   params: Any,
   prompts: Sequence[tuple[int, ...]],
   num_written: int,
+  num_loops: int,
 ) -> list[list[int]]:
   """Greedy continuations of the prompts."""
   graphdef, _ = program_lib.abstract_model(settings)
@@ -77,6 +82,7 @@ def _written(
     evaluated.on_one_device(params),
     num_slots=len(prompts),
     max_tokens=max(map(len, prompts)) + num_written,
+    num_loops=num_loops,
   )
   greedy = Sampling(temperature=0.0)
   requests = [

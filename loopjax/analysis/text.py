@@ -28,10 +28,11 @@ def draw_positions(
   evaluated: evaluated_lib.EvaluatedModel,
 ) -> list[pathlib.Path]:
   """positions.png: loss by position in the document."""
-  logits = evaluated.output.logits
+  logits, batch = evaluated.output.logits, evaluated.batch
+  # Rows without numbers of documents have one each.
+  documents = batch.get("documents", np.ones_like(batch["targets"]))
   targets, weights, documents = (
-    np.asarray(evaluated.batch[name][: len(logits)])
-    for name in ("targets", "weights", "documents")
+    x[: len(logits)] for x in (batch["targets"], batch["weights"], documents)
   )
   losses = jax.jit(token_losses.token_cross_entropy)(
     jnp.asarray(logits), jnp.asarray(targets)

@@ -3,9 +3,9 @@
 The bits of an item are -log-likelihood / ln 2 of the gold continuation given
 its prompt; its bytes are the continuation's in UTF-8. The variants:
 
-  bits_per_byte         mean over items; the space before the continuation is
-                        counted (OLMES' "v2"; the metric of Frey et al., arXiv
-                        2603.08391)
+  bits_per_byte         mean over items; spaces before the continuation count,
+                        those at the end of the prompt too (OLMES' "v2"; the
+                        metric of Frey et al., arXiv 2603.08391)
   bits_per_byte_v1      the same without the first byte (earlier OLMES)
   bits_per_byte_corpus  sum of bits / sum of bytes (the aggregation of
                         lm-evaluation-harness, which uses whole documents)

@@ -12,6 +12,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from loopjax.data.text import files as files_lib
+from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.errors import UserError
 from loopjax.run import workdir as workdir_lib
 
@@ -25,6 +26,7 @@ class EvalItem(NamedTuple):
   Attributes:
     doc_id: its id in the file.
     contexts, continuations: one per choice; a single one without choices.
+      Spaces at the end of a context are moved to its continuation.
     gold: index of the correct choice.
     is_choice: whether the question is multiple-choice.
   """
@@ -153,7 +155,10 @@ def _question(doc: dict[str, Any], context: str) -> str:
 
 def _item(path: pathlib.Path, doc_id: int, choices: list[Any]) -> EvalItem:
   choices = sorted(choices, key=lambda choice: choice[0])
-  indices, contexts, continuations, labels = zip(*choices, strict=True)
+  indices, *texts, labels = zip(*choices, strict=True)
+  # Scored as a part of the continuation, spaces count in its bytes too.
+  moved = map(tokenizer_lib.spaces_moved, *texts)
+  contexts, continuations = zip(*moved, strict=True)
   label = labels[0]
   is_choice = type(label) is int
   if indices != tuple(range(len(indices))) or not (

@@ -123,11 +123,11 @@ def verdict(group: Group, sweep: Sweep, paper: Paper) -> str:
 
   Numbers agree if they differ by at most two standard errors of the difference,
   which combines our error and the paper's over its seeds, in every column that
-  both have.
+  both have. Columns in which neither error is known decide nothing.
 
   Returns:
     "agrees", "disagrees", "not run", or "not run at this scale"; "" if the
-    paper has no numbers for it.
+    paper has no numbers for it, or no column decides.
   """
   row = row_of(group.settings, sweep.rows)
   pairs = [
@@ -142,12 +142,14 @@ def verdict(group: Group, sweep: Sweep, paper: Paper) -> str:
     return "not run"
   if paper.size is None or not fits(paper.size, group.settings):
     return "not run at this scale"
-  agree = all(
+  near = [
     abs(mine.mean - mean) <= 2 * math.hypot(mine.standard_error or 0.0, error)
     for mine, mean, error in pairs
-    if mine
-  )
-  return "agrees" if agree else "disagrees"
+    if mine and (mine.standard_error is not None or error)
+  ]
+  if not near:
+    return ""
+  return "agrees" if all(near) else "disagrees"
 
 
 def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

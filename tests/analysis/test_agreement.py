@@ -1,6 +1,10 @@
 """Greedy continuations of a model and of its teacher."""
 
+import types
+from unittest import mock
+
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 from tests_support import load_config
@@ -22,6 +26,27 @@ def params_of(settings, seed):
     settings.model, settings.spec, settings.loop, rngs=nnx.Rngs(params=seed)
   )
   return nnx.to_pure_dict(nnx.state(model))
+
+
+def test_a_model_writes_with_the_loops_of_its_evaluation(monkeypatch):
+  model, teacher = (
+    config_lib.resolve(load_config("lm_looped", f"smoke,{changes}"))
+    for changes in ("model.num_loops=2,eval.num_loops=3", "model.num_loops=2")
+  )
+  engine = mock.Mock()
+  engine.return_value.generate.side_effect = lambda requests: (
+    [[]] * len(requests)
+  )
+  monkeypatch.setattr(agreement, "Engine", engine)
+  batch = {"inputs": np.ones((2, 8), int), "valid": np.ones(2, bool)}
+  agreement.measure(
+    types.SimpleNamespace(settings=model, teacher=teacher),
+    {},
+    {},
+    types.SimpleNamespace(batches=[batch]),
+  )
+  loops = [call.kwargs["num_loops"] for call in engine.call_args_list]
+  assert loops == [3, 2]
 
 
 @pytest.mark.long

@@ -236,3 +236,13 @@ def test_the_loss_is_by_position_in_the_document():
   _, means, errors = text_figures.by_position(ones, answers, ones)
   np.testing.assert_array_equal(means, [np.nan, np.nan, 1])
   np.testing.assert_array_equal(errors, [np.nan, np.nan, 0])
+
+
+def test_rows_of_one_document_each_have_positions(tmp_path, drawn):
+  batch = {"targets": np.zeros((2, 8), int), "weights": np.ones((2, 8))}
+  output = types.SimpleNamespace(logits=np.zeros((2, 8, 4), np.float32))
+  text_figures.draw_positions(
+    types.SimpleNamespace(batch=batch, output=output, directory=tmp_path)
+  )
+  (axes,) = drawn["positions.png"].axes
+  np.testing.assert_allclose(axes.lines[0].get_ydata(), np.log(4), rtol=1e-6)

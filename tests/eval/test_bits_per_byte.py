@@ -28,6 +28,7 @@ def test_a_model_without_a_clue_needs_eight_bits_a_byte(tmp_path):
   """For any prompt, length, batch and split into windows."""
   lines = texts(12)
   lines[3]["request"]["continuation"] = " é日本" * 40  # Longer than 64 tokens.
+  lines[4]["request"]["context"] += "\n "  # Scored with the continuation.
   task = requests.read(write(tmp_path / "a.jsonl.gz", lines))
   scorer = Scorer(uniform_language_model(), batch_tokens=256)
   (scores,) = bits_per_byte.score([task], scorer)

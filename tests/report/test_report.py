@@ -191,6 +191,22 @@ def test_numbers_agree_within_two_standard_errors_of_both():
   assert grouping.verdict(of_the_papers_size(57.4), ours, utm.PAPER) == ""
 
 
+def test_a_number_without_an_error_decides_nothing():
+  """89 tokens x 11.6 loops are 1032.4 of one run; the paper prints 1032."""
+  config = load_config("sudoku_utm", "paper,model.num_memory_tokens=8")
+  metrics = {"test/exact_match": 0.5709, "test/ponder_steps": 11.6}
+  errors = {f"{name}/standard_error": 0.004 for name in metrics}
+  run, *_ = of_the_papers_size(57.09).runs
+  run = run._replace(
+    config=config.to_dict(), summary={"metrics": metrics | errors}
+  )
+  group, sweep = grouping.Group({}, [run]), utm.PAPER.sweeps["tradeoff"]
+  assert grouping.verdict(group, sweep, utm.PAPER) == "agrees"
+  (alone,) = [x for x in sweep.columns if x.key == "token_steps"]
+  sweep = sweep._replace(columns=(alone,))
+  assert grouping.verdict(group, sweep, utm.PAPER) == ""
+
+
 @pytest.mark.parametrize(
   ("file", "paper"),
   [

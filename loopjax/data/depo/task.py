@@ -195,7 +195,7 @@ def examples(
   names, sources, starts = (
     _permutations(numbers, num_nodes) for numbers in np.split(orders, 3, axis=1)
   )
-  # Words are ordered by length; their places on the cycle are random.
+  # Short words tend to be drawn first: places on the cycle are random.
   words = np.take_along_axis(
     draw_words(config, seed, indices, num_nodes), names, axis=1
   )
@@ -237,7 +237,8 @@ def draw_words(
     num_nodes: words of each example, int [B].
 
   Returns:
-    Numbers of words int64 [B, N], ordered by length; -1 after the last.
+    Numbers of words int64 [B, N], in the order of the draws; -1 after the last.
+    Words are numbered by length: first all of min_word tokens.
   """
   drawn = np.empty((len(indices), 0), np.int64)
   # Examples must not depend on how often others are redrawn.

@@ -149,7 +149,8 @@ def _check_words(
 # Per-loop traces that `score` uses, if a model has them.
 TRACES = ("prediction",)
 HEADLINE = ("accuracy",)
-_GRAPH_STREAM = 4  # Different from the streams in `chains`.
+# Keys of the streams in `chains` end in a number of hops; the graph's does not.
+_GRAPH_STREAM = 4
 
 
 def spec(config: Config) -> TaskSpec:

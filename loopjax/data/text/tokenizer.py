@@ -151,10 +151,7 @@ class Tokenizer:
     Raises:
       UserError: a continuation has no tokens.
     """
-    moved = []
-    for context, continuation in pairs:
-      kept = context.rstrip()
-      moved.append((kept, context[len(kept) :] + continuation))
+    moved = [spaces_moved(*pair) for pair in pairs]
     befores = self.encode([context for context, _ in moved])
     wholes = self.encode(["".join(pair) for pair in moved])
     found = []
@@ -238,6 +235,12 @@ class Tokenizer:
     if self._library is None:
       return bytes(one for one in ids if one < 256).decode(errors="replace")
     return self._library.decode(list(ids), skip_special_tokens=False)
+
+
+def spaces_moved(context: str, continuation: str) -> tuple[str, str]:
+  """The pair, with spaces at the end of the context in the continuation."""
+  kept = context.rstrip()
+  return kept, context[len(kept) :] + continuation
 
 
 def of(config: Config) -> Tokenizer:
