@@ -815,6 +815,18 @@ def test_an_imported_run_may_be_moved(tmp_path):
     (before / "hub/tokenizer.json").write_text(text)
 
 
+def test_two_exports_do_not_share_a_folder(tmp_path):
+  """The second removed the files of the first, and mixed them with its own."""
+  run, out, partial = (tmp_path / x for x in ("run", "out", ".out.partial"))
+  convert.import_folder(examples.make_folder(tmp_path / "hub"), run)
+  partial.mkdir()
+  (partial / "config.json").write_text("of another export")
+  with pytest.raises(UserError, match="out.partial: another export is writing"):
+    convert.export_run(run, out, convert.Export("ouro"))
+  assert (partial / "config.json").read_text() == "of another export"
+  assert not out.exists()
+
+
 def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
   folder = examples.make_folder(tmp_path / "hub")
   convert.import_folder(folder, tmp_path / "run", sequence_length=9)
