@@ -255,11 +255,16 @@ def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
 def write_text(path: pathlib.Path, text: str) -> None:
   """Writes a file atomically, even if several processes write at once.
 
-  A reader sees the old file or a new one, never a partial one.
+  A reader sees the old file or a new one, never a partial one; none is left if
+  the disk is full.
   """
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  temporary.write_text(text, encoding="utf-8")  # On any machine.
-  os.replace(temporary, path)
+  try:
+    temporary.write_text(text, encoding="utf-8")  # On any machine.
+    os.replace(temporary, path)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
 
 
 def check_new(workdir: pathlib.Path) -> None:
