@@ -1,8 +1,10 @@
 """loopjax from Python, as in docs/library.md."""
 
+import copy
 import dataclasses
 import functools
 import json
+import pickle
 import re
 import textwrap
 from concurrent import futures
@@ -132,6 +134,15 @@ def test_models_of_the_same_settings_are_alike(model):
   found = jax.tree.map(lambda a, b: (a + b) / 2, model, other)
   assert found.logits(ids).shape == other.logits(ids).shape
   assert library.model._forward._cache_size() == compiled
+
+
+def test_a_model_can_be_copied_and_pickled(model):
+  """As by a pool of processes, or to keep one while another is trained."""
+  tokens = np.arange(16)
+  for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    assert copied.about == model.about
+    assert copied.about.settings.task_module is model.about.settings.task_module
+    np.testing.assert_array_equal(copied.logits(tokens), model.logits(tokens))
 
 
 def test_flax_trains_the_module(model):

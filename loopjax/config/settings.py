@@ -1,6 +1,7 @@
 """The checked, typed settings of a run, and its sections run and eval."""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -179,6 +180,11 @@ class Settings(NamedTuple):
   run: Run
   eval: Eval
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    """How `pickle` and `copy.deepcopy` make it again: a module by its name."""
+    module: Any = self.task_module
+    return _with_module, tuple(self._replace(task_module=module.__name__))
+
   @property
   def model_name(self) -> str:
     return self.plain["model"]["name"]
@@ -248,3 +254,11 @@ class Settings(NamedTuple):
     """
     if self.family.check_schedule:
       self.family.check_schedule(self.model, num_steps or self.run.num_steps)
+
+
+def _with_module(*fields: Any) -> Settings:
+  """Settings from their fields, with the name of the task's module."""
+  settings = Settings(*fields)
+  name: Any = settings.task_module
+  module: Any = importlib.import_module(name)
+  return settings._replace(task_module=module)

@@ -83,9 +83,14 @@ class _Writer:
     (ids,) = self._language_model.tokenizer.encode([text])
     return tuple(ids.tolist())
 
+  @property
+  def max_prompt_tokens(self) -> int | None:
+    """Maximum length of a prompt, in tokens; None for any length."""
+    return self._engine.limits.max_prompt_tokens
+
   def has_room(self, prompt: tuple[int, ...]) -> bool:
     """Whether a prompt fits, and leaves half of the room for new tokens."""
-    room = self._engine.limits.max_prompt_tokens
+    room = self.max_prompt_tokens
     if room is None or self._text.prompt_tokens:
       return room is None or len(prompt) <= room
     return len(prompt) + min(self._max_new_tokens, room // 2) <= room
@@ -237,9 +242,11 @@ def _talk(writer: _Writer, options: Options) -> None:
         print()
         return
     if line.strip():
-      messages.append({"role": "user", "content": line.strip()})
-      (answer,) = writer.write(_shortened(writer, messages, prompt_of))
-      messages.append({"role": "assistant", "content": answer})
+      said = [*messages, {"role": "user", "content": line.strip()}]
+      prompt = _shortened(writer, said, prompt_of)
+      if prompt is not None:
+        (answer,) = writer.write(prompt)
+        messages = [*said, {"role": "assistant", "content": answer}]
     line = None
 
 
@@ -247,13 +254,19 @@ def _shortened(
   writer: _Writer,
   messages: list[dict[str, str]],
   prompt_of: chat.Template,
-) -> tuple[int, ...]:
-  """The prompt of a conversation; without its first messages, if too long."""
+) -> tuple[int, ...] | None:
+  """The prompt of a conversation; without its first messages, if too long.
+
+  None, and a line says so, if the last message alone is too long.
+  """
   before = len(messages)
   prompt = writer.encode(prompt_of(messages))
   while len(messages) > 1 and not writer.has_room(prompt):
     del messages[:2]  # A message of the user, and its answer.
     prompt = writer.encode(prompt_of(messages))
+  if (room := writer.max_prompt_tokens) and len(prompt) > room:
+    print(f"(not read: {len(prompt)} tokens, but there is room for {room})")
+    return None
   if dropped := before - len(messages):
     print(f"(dropped the first {dropped} messages to fit --max_tokens)")
   return prompt

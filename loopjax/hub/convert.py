@@ -245,10 +245,10 @@ def export_run(
 
   Raises:
     UserError: the run's model is not a language model that the layout can
-      express, or the folder exists; nothing is written then.
+      express, or the folder exists or is being written; nothing is written
+      then.
   """
-  if folder.exists():
-    raise UserError(f"{folder}: already exists")
+  _check_new(folder)
   _check_options(options)
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
@@ -268,10 +268,15 @@ def export_run(
   if not model.tied:
     params["head"]["kernel"] = params["head"]["kernel"][:, :vocab_size]
   partial = folder.with_name(f".{folder.name}.partial")
-  shutil.rmtree(partial, ignore_errors=True)
-  partial.mkdir(parents=True)
+  try:
+    partial.mkdir(parents=True)
+  except FileExistsError as error:
+    raise UserError(
+      f"{partial}: another export is writing it; if that was killed, remove it"
+    ) from error
   with contextlib.ExitStack() as stack:
     stack.callback(shutil.rmtree, partial, ignore_errors=True)
+    _check_new(folder)  # Another export may just have written it.
     kept, task = workdir / DIRECTORY, settings.task
     tokenizer = tokenizer_lib.of(task)
     longest = settings.spec.sequence_length
@@ -306,6 +311,12 @@ def export_run(
     else:
       files.write(partial, made, options.max_bytes)
       os.replace(partial, folder)
+
+
+def _check_new(folder: pathlib.Path) -> None:
+  """Raises UserError if there is something at the place of an export."""
+  if folder.exists():
+    raise UserError(f"{folder}: already exists")
 
 
 def _chosen_config(

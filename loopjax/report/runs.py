@@ -1,5 +1,6 @@
 """Finds the runs and sweeps under a directory, and reads them."""
 
+import contextlib
 import pathlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -185,12 +186,16 @@ def _directories(
 ) -> Iterator[pathlib.Path]:
   """A directory and its subdirectories, except those inside a run.
 
-  Links to one of the directories above, by their real paths, are left out.
+  Links to one of the directories above, by their real paths, are left out. A
+  directory may vanish meanwhile, as those of a run's checkpoints do.
   """
   yield root
   if not (root / "config.json").is_file():
     above |= {root.resolve()}
-    for path in sorted(root.iterdir()):
+    paths: list[pathlib.Path] = []
+    with contextlib.suppress(FileNotFoundError):
+      paths = sorted(root.iterdir())
+    for path in paths:
       if path.is_dir() and path.resolve() not in above:
         yield from _directories(path, above)
 

@@ -49,7 +49,8 @@ _TYPES: dict[str, Any] = {
 _NUMBERS = ("num_steps", "batch_size", "seed", "log_every")
 
 LOCK = ".lock"  # The file that a run locks; the first one that it writes.
-# Subdirectory of an imported run: the Hub's files beside its parameters.
+# Subdirectory of a run: its tokenizer and, if it was imported, other files of
+# the Hub.
 HUB = "hub"
 _TOKENIZER = "tokenizer.json"
 
@@ -87,24 +88,30 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def keep_hub_files(
-  source: pathlib.Path, workdir: pathlib.Path, tokenizer: str
+  source: pathlib.Path | None, workdir: pathlib.Path, tokenizer: str
 ) -> None:
-  """Copies the Hub's files of a run to another that starts from it.
+  """Copies a new run's tokenizer, so that the run can be moved.
 
-  They have what config.json lacks, such as a chat template. Nothing is copied
-  if there are none, or the other run has another tokenizer.
+  If it is that of the run from which the new one starts, all Hub's files there
+  are copied: they have what config.json lacks, such as a chat template.
 
   Args:
-    source: the run's work directory, or zoo:NAME.
-    workdir: the other work directory.
-    tokenizer: path of the other run's tokenizer.
+    source: the work directory, or zoo:NAME, of the run from which the new one
+      starts; None if there is none.
+    workdir: the new run's work directory.
+    tokenizer: `task.tokenizer` of the new run; nothing is copied if it is not
+      the path of a file.
   """
-  kept = zoo.located(source) / HUB
-  files = kept / _TOKENIZER, pathlib.Path(tokenizer)
-  if all(file.is_file() for file in files):
-    one, other = (file.read_bytes() for file in files)
-    if one == other:
-      shutil.copytree(kept, workdir / HUB, dirs_exist_ok=True)
+  path = pathlib.Path(os.path.expanduser(tokenizer))
+  if tokenizer == "bytes" or not path.is_file():
+    return
+  kept, own = zoo.located(source or workdir) / HUB, workdir / HUB
+  theirs = kept / _TOKENIZER
+  if source and theirs.is_file() and theirs.read_bytes() == path.read_bytes():
+    shutil.copytree(kept, own, dirs_exist_ok=True)
+  else:
+    own.mkdir(exist_ok=True)
+    shutil.copyfile(path, own / _TOKENIZER)
 
 
 def kept_tokenizer(workdir: pathlib.Path, recorded: str) -> str:
@@ -120,7 +127,7 @@ def kept_tokenizer(workdir: pathlib.Path, recorded: str) -> str:
   kept = workdir / HUB / _TOKENIZER
   if recorded == "bytes" or not kept.is_file():
     return recorded
-  path = pathlib.Path(recorded)
+  path = pathlib.Path(os.path.expanduser(recorded))
   if path.is_file() and path.read_bytes() == kept.read_bytes():
     return recorded
   return str(kept.resolve())
@@ -248,11 +255,16 @@ def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
 def write_text(path: pathlib.Path, text: str) -> None:
   """Writes a file atomically, even if several processes write at once.
 
-  A reader sees the old file or a new one, never a partial one.
+  A reader sees the old file or a new one, never a partial one; none is left if
+  the disk is full.
   """
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  temporary.write_text(text, encoding="utf-8")  # On any machine.
-  os.replace(temporary, path)
+  try:
+    temporary.write_text(text, encoding="utf-8")  # On any machine.
+    os.replace(temporary, path)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
 
 
 def check_new(workdir: pathlib.Path) -> None:

@@ -140,7 +140,8 @@ class Answer:
       "logprobs": scores,
       "finish_reason": finish,
     }
-    return self._whole([choice])
+    usage = {"usage": None} if self._completion.include_usage else {}
+    return {**self._whole([choice]), **usage}
 
   def _whole(self, choices: list[Any]) -> dict[str, Any]:
     """A response or chunk with these choices."""

@@ -117,7 +117,9 @@ def parse(
       param="n",
     )
   log_probabilities, num_top = _log_probabilities(fields, chat)
-  seed = fields_lib.integer(fields, "seed", secrets.randbits(31), 0, _MAX_INT)
+  seed = fields_lib.integer(
+    fields, "seed", secrets.randbits(32), -(2**63), 2**63 - 1
+  )
   sampling: dict[str, Any] = {
     "temperature": fields_lib.number(fields, "temperature", 1.0, 0, 2),
     "top_p": fields_lib.number(fields, "top_p", 1.0, 0, 1),
@@ -139,7 +141,7 @@ def parse(
         prompt=prompt,
         max_new_tokens=_max_tokens(fields, model, len(prompt), chat),
         # Each choice has its own seed; the first has the request's.
-        sampling=Sampling(**sampling, seed=seed + choice),
+        sampling=Sampling(**sampling, seed=(seed + choice) % 2**32),
         stop_tokens=model.stop_tokens,
         top_log_probabilities=num_top,
         num_loops=loops,

@@ -292,9 +292,13 @@ def _train_and_evaluate(
   start_step, started = int(state.step), started - meta["wall_seconds"]
   num_extensions = len(restored[1].get("extended", ())) if restored else 0
   if jax.process_index() == 0:
-    if not restored and (source := settings.run.init_from):
-      tokenizer = settings.plain["task"].get("tokenizer", "")
-      workdir_lib.keep_hub_files(local_path(source), context.workdir, tokenizer)
+    if not restored:
+      source = settings.run.init_from
+      workdir_lib.keep_hub_files(
+        local_path(source) if source else None,
+        context.workdir,
+        settings.plain["task"].get("tokenizer", ""),
+      )
     workdir_lib.write_json(context.workdir / "config.json", settings.plain)
     # Written last: an unfinished run has no summary.
     (context.workdir / "summary.json").unlink(missing_ok=True)

@@ -34,7 +34,8 @@ def limits(lines: Sequence[Line]) -> Limits:
   bottom, top = float(y.min()), float(y.max())
   if bottom == top:  # A constant: from 0 to 1 if it may be a share.
     is_share = 0 <= top <= 1
-    bottom, top = (0.0, 1.0) if is_share else (bottom - 0.5, top + 0.5)
+    half = max(0.5, 1e-3 * abs(top))  # To large numbers 0.5 adds nothing.
+    bottom, top = (0.0, 1.0) if is_share else (bottom - half, top + half)
   left, right = float(x.min()), float(x.max())
   return Limits(left, right if right > left else left + 1, bottom, top)
 

@@ -158,3 +158,34 @@ def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
   tokenizer = source.load_folder(folder, dtype="float32").tokenizer
   expected = tokenizer.encode(["w1 w5 w6 w7 w8 w2", "w1 w4 w3 w9 w2"])
   assert prompts == [tuple(ids.tolist()) for ids in expected]
+
+
+@pytest.mark.long
+def test_a_chat_goes_on_after_a_message_without_room(
+  tmp_path, capsys, monkeypatch
+):
+  """What was said before it stays."""
+  pytest.importorskip("jinja2")
+  folder = examples.make_folder(tmp_path / "ouro")
+  template = "{% for m in messages %}w1 {{ m.content }} {% endfor %}w2"
+  (folder / "tokenizer_config.json").write_text(
+    json.dumps({"chat_template": template})
+  )
+  flags = [str(folder), "--temperature=0", "--max_new_tokens=1"]
+  flags += ["--dtype=float32", "--max_tokens=12", "--chat"]
+  prompts, add = [], Engine.add
+
+  def recorded(engine, request):
+    prompts.append(request.prompt)
+    return add(engine, request)
+
+  monkeypatch.setattr(Engine, "add", recorded)
+  long = " ".join(["w5"] * 20)
+  monkeypatch.setattr("sys.stdin", io.StringIO(f"w5\n{long}\nw6\n"))
+  assert entry.main(flags) == 0
+  said = capsys.readouterr().out
+  assert "(not read: 22 tokens, but there is room for 12)" in said
+  assert "dropped" not in said
+  first, second = prompts
+  assert second[: len(first) - 1] == first[:-1]
+  assert len(second) > len(first)

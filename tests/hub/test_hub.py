@@ -815,6 +815,43 @@ def test_an_imported_run_may_be_moved(tmp_path):
     (before / "hub/tokenizer.json").write_text(text)
 
 
+def test_two_exports_do_not_share_a_folder(tmp_path):
+  """The second removed the files of the first, and mixed them with its own."""
+  run, out, partial = (tmp_path / x for x in ("run", "out", ".out.partial"))
+  convert.import_folder(examples.make_folder(tmp_path / "hub"), run)
+  partial.mkdir()
+  (partial / "config.json").write_text("of another export")
+  with pytest.raises(UserError, match="out.partial: another export is writing"):
+    convert.export_run(run, out, convert.Export("ouro"))
+  assert (partial / "config.json").read_text() == "of another export"
+  assert not out.exists()
+
+
+def test_a_run_is_read_without_the_file_of_its_tokenizer(tmp_path):
+  words, text = tmp_path / "words.json", tmp_path / "text.txt"
+  examples.write_tokenizer(words)
+  text.write_text("w1 w2 w3\n\n" * 3000)
+  config = config_lib.make("looped", "text")
+  config_lib.override(
+    config,
+    {
+      "model.width": 16, "model.num_heads": 2, "model.num_layers": 1,
+      "model.num_loops": 2, "task.train_files": str(text),
+      "task.tokenizer": str(words), "task.sequence_length": 8,
+      "optim.warmup_steps": 0, "run.num_steps": 1, "run.batch_size": 8,
+      "run.steps_per_call": 1, "run.log_every": 1, "run.checkpoint_every": 1,
+      "eval.depth_factor": 0,
+    },
+  )  # fmt: skip
+  train.run(config, tmp_path / "run", "train")
+  there = language_model.load(tmp_path / "run")
+  assert there.facts["tokenizer"] == str(words)
+  words.unlink()
+  (tmp_path / "run").rename(tmp_path / "moved")
+  found = language_model.load(tmp_path / "moved")
+  assert found.tokenizer.key == there.tokenizer.key
+
+
 def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
   folder = examples.make_folder(tmp_path / "hub")
   convert.import_folder(folder, tmp_path / "run", sequence_length=9)

@@ -383,6 +383,18 @@ def test_a_folder_of_the_hub_is_no_run(workdir):
     runs_lib.collect([folder])
 
 
+def test_a_folder_may_vanish_while_runs_are_looked_for(tmp_path):
+  """A run that has no config.json yet, and renames its first checkpoint."""
+  for name in ("a.tmp", "b"):
+    (tmp_path / name).mkdir()
+  found = []
+  for path in runs_lib._directories(tmp_path):
+    found.append(path.name)
+    if path.name == "a.tmp":
+      path.rename(tmp_path / "a")
+  assert found == [tmp_path.name, "a.tmp", "b"]
+
+
 def test_a_link_to_a_folder_above_is_not_followed(tmp_path):
   """As a second `ln -s /data/runs runs` makes one."""
   runs, run = tmp_path / "runs", tmp_path / "runs" / "a" / "b"

@@ -13,3 +13,11 @@ def test_a_file_that_cannot_be_read_is_named_once(tmp_path):
   assert str(raised.value) == (
     f"{path}: cannot be read (No such file or directory)"
   )
+
+
+def test_a_file_that_cannot_be_written_leaves_none(tmp_path):
+  """On a full disk, what a part of it takes would be missing."""
+  (tmp_path / "a.json").mkdir()  # No file can replace it.
+  with pytest.raises(IsADirectoryError):
+    workdir_lib.write_json(tmp_path / "a.json", {})
+  assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

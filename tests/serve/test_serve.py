@@ -223,6 +223,15 @@ def test_without_a_seed_every_request_has_another_one(served):
   assert one != other
 
 
+@pytest.mark.parametrize("seed", [0, -1, 2**31, 2**63 - 1, -(2**63)])
+def test_a_seed_is_any_integer_of_64_bits(served, seed):
+  """Its last 32 bits are used, also of later choices."""
+  answer = served.post(prompt="a", max_tokens=1, seed=seed, n=2)
+  assert answer.status_code == 200, answer.text
+  found = [request.sampling.seed for request in served.engine.added[-2:]]
+  assert found == [seed % 2**32, (seed + 1) % 2**32]
+
+
 def test_a_conversation_is_written_by_the_template(served):
   messages = [
     {"role": "system", "content": "Be brief."},
@@ -265,6 +274,7 @@ def test_a_stream_says_what_the_whole_says(served, chat):
   *parts, last = events(response)
   assert last["choices"] == []
   assert last["usage"]["completion_tokens"] == 2 * (LENGTH + 1)
+  assert {part["usage"] for part in parts} == {None}  # As OpenAI's.
   assert len({part["id"] for part in [*parts, last]}) == 1
   kind = "chat.completion.chunk" if chat else "text_completion"
   assert {part["object"] for part in parts} == {kind}
@@ -513,7 +523,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
    "stream_options", "an object"),
   ({"prompt": "x", "repetition_penalty": 1e-300}, "repetition_penalty",
    "in [0.01, 100]"),
-  ({"prompt": "x", "seed": -1}, "seed", "an integer from 0"),
+  ({"prompt": "x", "seed": 2**63}, "seed", "an integer from -9223372036854775"),
   ({"prompt": "x", "logprobs": True}, "logprobs", "an integer from 0"),
   ({"prompt": "x", "echo": 1}, "echo", "true or false"),
   ({"prompt": "x", "max_tokens": 0}, "max_tokens", "an integer from 1"),

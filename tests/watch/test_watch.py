@@ -182,6 +182,13 @@ def printed(found, width):
   return console.file.getvalue()
 
 
+def test_a_single_huge_loss_is_drawn():
+  line = runs.Line("loss", np.array([5]), np.array([1e17]))
+  within = frame.limits([line])
+  assert within.bottom < 1e17 < within.top
+  frame.plot([line], 20, 3, within)
+
+
 def test_runs_stand_side_by_side_where_there_is_room(tmp_path):
   halves = [train(10, 4.0), train(50, 2.0, steps_per_second=2.0)]
   found = [

@@ -109,7 +109,7 @@ class Chunk(NamedTuple):
     content: bytes; rows as {column: value} of a table. In "csv" and "tsv" an
       entry per line: the row that begins there, the reason why it cannot be
       used, or None.
-    read: bytes of the file read so far.
+    read: bytes of the file read so far; 0 of a pipe.
     split: the split of all its documents, or "" if they choose it.
   """
 
@@ -153,17 +153,20 @@ def find(source: str) -> list[str]:
   return paths
 
 
-def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
+def read(
+  path: str, columns: tuple[str, ...] | None = None, kind: str = ""
+) -> Iterator[Chunk]:
   """The chunks of a file.
 
   Args:
     path: path of the file.
     columns: columns of a table to read; all if None.
+    kind: see `kind_of`; by the file's name if "".
 
   Raises:
     UserError: the file cannot be read, or is truncated.
   """
-  kind = kind_of(path)
+  kind = kind or kind_of(path)
   try:
     with open(path, "rb") as file:
       is_page = path.lower().endswith((".html", ".htm"))
@@ -182,7 +185,8 @@ def read(path: str, columns: tuple[str, ...] | None = None) -> Iterator[Chunk]:
       else:
         parts = _lines(content) if kind == "jsonl" else _paragraphs(content)
       for first, chunk in parts:
-        yield Chunk(path, kind, first, chunk, file.tell())
+        done = file.tell() if file.seekable() else 0  # A pipe has no place.
+        yield Chunk(path, kind, first, chunk, done)
   except (EOFError, gzip.BadGzipFile, zlib.error, _Damaged) as error:
     raise UserError(
       f"{path}: the compressed data is corrupt ({one_line(error)}); copy or"
@@ -387,10 +391,12 @@ def kind_of(path: str) -> str:
 def json_lines(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
   """Yields ("file:line", JSON value) for every non-empty line.
 
+  A name without an extension, such as /dev/stdin, may be a pipe's.
+
   Raises:
     UserError: the file cannot be read, or a line is not JSON.
   """
-  for chunk in read(str(path), ()):
+  for chunk in read(str(path), (), "" if path.suffix else "jsonl"):
     if chunk.kind != "jsonl":
       raise UserError(
         f"{path}: expected a file name that ends with .jsonl, .jsonl.gz"
