@@ -243,30 +243,35 @@ def _talk(writer: _Writer, options: Options) -> None:
         return
     if line.strip():
       said = [*messages, {"role": "user", "content": line.strip()}]
-      prompt = _shortened(writer, said, prompt_of)
-      if prompt is not None:
+      try:
+        prompt = _shortened(writer, said, prompt_of)
+      except _TooLongError as error:
+        if line is options.prompt:
+          raise
+        print(f"(not read: {error})")
+      else:
         (answer,) = writer.write(prompt)
         messages = [*said, {"role": "assistant", "content": answer}]
     line = None
+
+
+class _TooLongError(UserError):
+  """A message is longer than the model's context."""
 
 
 def _shortened(
   writer: _Writer,
   messages: list[dict[str, str]],
   prompt_of: chat.Template,
-) -> tuple[int, ...] | None:
-  """The prompt of a conversation; without its first messages, if too long.
-
-  None, and a line says so, if the last message alone is too long.
-  """
+) -> tuple[int, ...]:
+  """The prompt of a conversation; without its first messages, if too long."""
   before = len(messages)
   prompt = writer.encode(prompt_of(messages))
   while len(messages) > 1 and not writer.has_room(prompt):
     del messages[:2]  # A message of the user, and its answer.
     prompt = writer.encode(prompt_of(messages))
   if (room := writer.max_prompt_tokens) and len(prompt) > room:
-    print(f"(not read: {len(prompt)} tokens, but there is room for {room})")
-    return None
+    raise _TooLongError(f"{len(prompt)} tokens, but there is room for {room}")
   if dropped := before - len(messages):
     print(f"(dropped the first {dropped} messages to fit --max_tokens)")
   return prompt

@@ -204,10 +204,13 @@ def write_run(
   origin = {"steps": 0, **origin}
   with workdir_lib.locked(workdir):
     workdir_lib.check_new(workdir)  # Another process may just have written it.
-    if steps := restore.steps(workdir):
+    left = [f"checkpoints/{step}" for step in restore.steps(workdir)]
+    if (workdir / restore.QUANTIZED).is_file():
+      left.append(restore.QUANTIZED)
+    if left:
       raise UserError(
-        f"{workdir}: has no config.json, but checkpoints of steps {steps},"
-        " which would be read in place of this model; remove them"
+        f"{workdir}: has no config.json, but {', '.join(left)}, which would be"
+        " read in place of this model; remove them"
       )
     kept = workdir / DIRECTORY
     kept.mkdir(exist_ok=True)
@@ -216,6 +219,9 @@ def write_run(
         shutil.copyfile(folder / name, kept / name)
     if (kept / TOKENIZER).is_file():
       config.task.tokenizer = str((kept / TOKENIZER).resolve())
+    else:
+      tokenizer = config.task.get("tokenizer", "")
+      workdir_lib.keep_hub_files(None, workdir, tokenizer)
     if quantized.kind(params):
       stored: Any = quantized.write(workdir, params)
     else:

@@ -39,8 +39,9 @@ _LEGEND = (
   " over examples for a single seed; the seeds (s1 is seed 1); the paper's name"
   " for a row; other settings that differ. Runs of the paper's size have a"
   " verdict: numbers agree if they differ by at most two standard errors of"
-  " both, where a single run of a paper counts as exact. In a search, the rows"
-  " that validation chose are marked."
+  " both, where a single run of a paper counts as exact; columns in which"
+  " neither error is known decide nothing. In a search, the rows that"
+  " validation chose are marked."
 )
 _OTHER = "Other tasks"
 

@@ -100,10 +100,10 @@ def keep_hub_files(
       starts; None if there is none.
     workdir: the new run's work directory.
     tokenizer: `task.tokenizer` of the new run; nothing is copied if it is not
-      the path of a file.
+      the path of a file. In a task from outside it may be anything.
   """
-  path = pathlib.Path(os.path.expanduser(tokenizer))
-  if tokenizer == "bytes" or not path.is_file():
+  path = pathlib.Path(os.path.expanduser(str(tokenizer)))
+  if tokenizer == "bytes" or not os.path.isfile(path):
     return
   kept, own = zoo.located(source or workdir) / HUB, workdir / HUB
   theirs = kept / _TOKENIZER
@@ -122,14 +122,16 @@ def kept_tokenizer(workdir: pathlib.Path, recorded: str) -> str:
     recorded: `task.tokenizer` of its config.json, "bytes" or a path.
 
   Returns:
-    `recorded`; or the run's own copy, if there is no file or another one.
+    `recorded`; or the run's own copy, if there is no such file, it differs, or
+    its path depends on the current directory.
   """
   kept = workdir / HUB / _TOKENIZER
   if recorded == "bytes" or not kept.is_file():
     return recorded
   path = pathlib.Path(os.path.expanduser(recorded))
-  if path.is_file() and path.read_bytes() == kept.read_bytes():
-    return recorded
+  with contextlib.suppress(OSError):  # It is gone, or another user's.
+    if path.is_absolute() and path.read_bytes() == kept.read_bytes():
+      return recorded
   return str(kept.resolve())
 
 

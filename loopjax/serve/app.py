@@ -53,8 +53,12 @@ class _Middleware:
     if scope["type"] != "http":
       return await self._app(scope, receive, send)
 
+    is_counted = False
+
     async def counted(message: Any) -> None:
+      nonlocal is_counted
       if message["type"] == "http.response.start":
+        is_counted = True
         self._metrics.responses.labels(message["status"]).inc()
       await send(message)
 
@@ -78,7 +82,12 @@ class _Middleware:
           headers={"WWW-Authenticate": "Bearer"},
         )
       )
-    await app(scope, receive, counted)
+    try:
+      await app(scope, receive, counted)
+    except Exception:
+      if not is_counted:  # The application outside answers it with status 500.
+        self._metrics.responses.labels(500).inc()
+      raise
     return None
 
 
@@ -110,14 +119,6 @@ class Service:
     name = request.path_params["name"]
     protocol.check_model(name, self._models)
     return JSONResponse(self._facts(name))
-
-  def failed(self, request: Request, error: Exception) -> Response:
-    """Status 500; counts it, as it does not pass through `_Middleware`."""
-    del request, error
-    self._metrics.responses.labels(500).inc()
-    return _error_response(
-      ClientError("internal error; see the server's log", status=500)
-    )
 
   def _facts(self, name: str) -> dict[str, Any]:
     return {
@@ -275,7 +276,13 @@ def make_app(
         )
       ),
       # Starlette raises it again after the response, so that it is logged.
-      Exception: service.failed,
+      Exception: lambda request, error: _error_response(
+        ClientError(
+          "internal error; see the server's log",
+          status=500,
+          headers={"Connection": "close"},  # The server closes it after errors.
+        )
+      ),
     },
     lifespan=lifespan,
   )

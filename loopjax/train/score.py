@@ -95,7 +95,15 @@ def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
   if not (folder / "config.json").exists():
     raise UserError(f"{source} contains no run to score")
   config_lib.check_config(folder, settings.plain, "eval", label=str(source))
-  check_tokens(workdir_lib.read_config(folder)["task"], settings)
+  check_tokens(_trained_task(folder), settings)
+
+
+def _trained_task(folder: pathlib.Path) -> dict[str, Any]:
+  """Section task of a run's config.json, whose tokenizer may have moved."""
+  task = dict(workdir_lib.read_config(folder)["task"])
+  if name := task.get("tokenizer"):
+    task["tokenizer"] = workdir_lib.kept_tokenizer(folder, name)
+  return task
 
 
 def check_tokens(
@@ -228,7 +236,7 @@ def _compare_data(
     dataset: the split that is scored.
   """
   scored = settings.plain["task"]
-  trained = workdir_lib.read_config(folder)["task"]
+  trained = _trained_task(folder)
   if any(scored.get(name, value) != value for name, value in trained.items()):
     return
   if restore.steps(folder):

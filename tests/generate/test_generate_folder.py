@@ -189,3 +189,4 @@ def test_a_chat_goes_on_after_a_message_without_room(
   first, second = prompts
   assert second[: len(first) - 1] == first[:-1]
   assert len(second) > len(first)
+  assert entry.main([*flags, f"--prompt={long}"]) == 2  # Nothing to go on from.

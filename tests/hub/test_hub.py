@@ -32,6 +32,7 @@ from loopjax.program import teacher
 from loopjax.run.checkpoints import restore
 from loopjax.run.checkpoints import tensors as tensors_lib
 from loopjax.saved import language_model
+from loopjax.train.score import score_model
 from loopjax.types import PRECISIONS, TaskSpec
 
 SPEC = TaskSpec(31, 9, tuple((i,) for i in range(9)))
@@ -846,10 +847,13 @@ def test_a_run_is_read_without_the_file_of_its_tokenizer(tmp_path):
   train.run(config, tmp_path / "run", "train")
   there = language_model.load(tmp_path / "run")
   assert there.facts["tokenizer"] == str(words)
-  words.unlink()
   (tmp_path / "run").rename(tmp_path / "moved")
-  found = language_model.load(tmp_path / "moved")
-  assert found.tokenizer.key == there.tokenizer.key
+  for content in (None, "{}"):  # It is gone, and another file.
+    words.unlink() if content is None else words.write_text(content)
+    found = language_model.load(tmp_path / "moved")
+    assert found.tokenizer.key == there.tokenizer.key
+    config = config_lib.config_of_run(tmp_path / "moved", "")
+    assert score_model(config, tmp_path / "moved", limit=1)["metrics"]
 
 
 def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):

@@ -811,6 +811,7 @@ def test_internal_errors_are_counted(alone, monkeypatch):
   response = alone.post(prompt="x")
   assert response.status_code == 500
   assert "internal error" in response.json()["error"]["message"]
+  assert response.headers["connection"] == "close"  # As the server does.
   assert alone.number('loopjax_responses_total{status="500"}') == 1
 
 

@@ -27,11 +27,16 @@ def write(path: pathlib.Path, params: Any) -> dict[str, Array]:
 def usual_permissions(path: pathlib.Path) -> Iterator[None]:
   """Gives a new file the permissions of the user's umask.
 
-  The block may replace it: the library lets only the owner read its files.
+  The block may replace it: the library lets only the owner read its files. If
+  the block fails, the file is removed.
   """
   path.touch()
   mode = path.stat().st_mode
-  yield
+  try:
+    yield
+  except BaseException:
+    path.unlink(missing_ok=True)
+    raise
   path.chmod(mode)
 
 

@@ -263,14 +263,16 @@ def test_a_damaged_file_is_one_line(read, name):
     read(name, bytes(content))
 
 
-def test_lines_of_json_come_from_a_pipe(tmp_path):
+def test_lines_of_json_come_from_a_pipe():
   """As those of --prompts=/dev/stdin, whose name says nothing."""
   here, there = os.pipe()
   with open(there, "w", encoding="utf-8") as file:
     file.write('{"prompt": "a"}\n\n{"prompt": "b"}\n')
   path = f"/dev/fd/{here}"
-  (first, a), (second, b) = files.json_lines(pathlib.Path(path))
-  os.close(here)
+  try:
+    (first, a), (second, b) = files.json_lines(pathlib.Path(path))
+  finally:
+    os.close(here)
   assert (first, second) == (f"{path}:1", f"{path}:3")
   assert (a, b) == ({"prompt": "a"}, {"prompt": "b"})
 

@@ -524,7 +524,7 @@ def test_processes_do_not_run_the_script_again(tmp_path):
     capture_output=True,
     text=True,
   )
-  assert (done.stdout, done.stderr) == ("once\n1 2 3\n", "")
+  assert done.stdout == "once\n1 2 3\n", done.stderr
 
 
 def _die(_):
