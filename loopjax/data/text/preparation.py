@@ -506,7 +506,8 @@ def _without_main() -> Iterator[None]:
 
   It may be a user's script that calls this without a guard: each worker would
   run the script again, and wait for the lock on the cache that this process
-  holds while it waits for the worker.
+  holds while it waits for the worker. Other threads must not pickle objects of
+  the main module meanwhile.
   """
   main = sys.modules["__main__"]
   sys.modules["__main__"] = types.ModuleType("__main__")
