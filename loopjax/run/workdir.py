@@ -92,8 +92,8 @@ def keep_hub_files(
 ) -> None:
   """Copies a new run's tokenizer, so that the run can be moved.
 
-  If it is that of the run from which the new one starts, all Hub's files there
-  are copied: they have what config.json lacks, such as a chat template.
+  If the run from which the new one starts has the same tokenizer, all its Hub's
+  files are copied: they have what config.json lacks, such as a chat template.
 
   Args:
     source: the work directory, or zoo:NAME, of the run from which the new one
