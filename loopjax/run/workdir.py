@@ -109,7 +109,7 @@ def keep_hub_files(
   theirs = kept / _TOKENIZER
   if source and theirs.is_file() and theirs.read_bytes() == path.read_bytes():
     shutil.copytree(kept, own, dirs_exist_ok=True)
-  else:
+  elif path.resolve() != (own / _TOKENIZER).resolve():
     own.mkdir(exist_ok=True)
     shutil.copyfile(path, own / _TOKENIZER)
 

@@ -134,16 +134,15 @@ def test_a_chat_goes_on_from_what_was_said(tmp_path, capsys, monkeypatch):
     said += f" {answer.strip()} w1 w7 w2"
 
 
-@pytest.mark.long
-def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def short_chat(tmp_path, monkeypatch):
+  """Flags of a chat with room for twelve tokens, and the prompts it reads."""
   pytest.importorskip("jinja2")
   folder = examples.make_folder(tmp_path / "ouro")
   template = "{% for m in messages %}w1 {{ m.content }} {% endfor %}w2"
   (folder / "tokenizer_config.json").write_text(
     json.dumps({"chat_template": template})
   )
-  flags = [str(folder), "--temperature=0", "--max_new_tokens=3"]
-  flags += ["--dtype=float32", "--max_tokens=12", "--chat"]
   prompts, add = [], Engine.add
 
   def recorded(engine, request):
@@ -151,35 +150,31 @@ def test_a_long_chat_leaves_out_its_beginning(tmp_path, capsys, monkeypatch):
     return add(engine, request)
 
   monkeypatch.setattr(Engine, "add", recorded)
+  flags = [str(folder), "--temperature=0", "--dtype=float32", "--chat"]
+  return [*flags, "--max_tokens=12"], prompts
+
+
+@pytest.mark.long
+def test_a_long_chat_leaves_out_its_beginning(short_chat, capsys, monkeypatch):
+  flags, prompts = short_chat
   monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6 w7 w8\nw4 w3 w9\n"))
-  assert entry.main(flags) == 0
+  assert entry.main([*flags, "--max_new_tokens=3"]) == 0
   said = capsys.readouterr().out
   assert "(dropped the first 2 messages to fit --max_tokens)" in said
-  tokenizer = source.load_folder(folder, dtype="float32").tokenizer
+  tokenizer = source.load_folder(
+    pathlib.Path(flags[0]), dtype="float32"
+  ).tokenizer
   expected = tokenizer.encode(["w1 w5 w6 w7 w8 w2", "w1 w4 w3 w9 w2"])
   assert prompts == [tuple(ids.tolist()) for ids in expected]
 
 
 @pytest.mark.long
-def test_a_chat_goes_on_after_a_message_without_room(
-  tmp_path, capsys, monkeypatch
+def test_a_chat_continues_after_a_message_without_room(
+  short_chat, capsys, monkeypatch
 ):
   """What was said before it stays."""
-  pytest.importorskip("jinja2")
-  folder = examples.make_folder(tmp_path / "ouro")
-  template = "{% for m in messages %}w1 {{ m.content }} {% endfor %}w2"
-  (folder / "tokenizer_config.json").write_text(
-    json.dumps({"chat_template": template})
-  )
-  flags = [str(folder), "--temperature=0", "--max_new_tokens=1"]
-  flags += ["--dtype=float32", "--max_tokens=12", "--chat"]
-  prompts, add = [], Engine.add
-
-  def recorded(engine, request):
-    prompts.append(request.prompt)
-    return add(engine, request)
-
-  monkeypatch.setattr(Engine, "add", recorded)
+  flags, prompts = short_chat
+  flags = [*flags, "--max_new_tokens=1"]
   long = " ".join(["w5"] * 20)
   monkeypatch.setattr("sys.stdin", io.StringIO(f"w5\n{long}\nw6\n"))
   assert entry.main(flags) == 0

@@ -21,3 +21,18 @@ def test_a_file_that_cannot_be_written_leaves_none(tmp_path):
   with pytest.raises(IsADirectoryError):
     workdir_lib.write_json(tmp_path / "a.json", {})
   assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_tokenizer_is_kept_once(tmp_path):
+  """Also one that a user put where the run keeps its own."""
+  own = tmp_path / "run" / "hub" / "tokenizer.json"
+  own.parent.mkdir(parents=True)
+  own.write_text("{}")
+  for tokenizer in (str(own), "bytes", str(tmp_path / "missing.json"), None):
+    workdir_lib.keep_hub_files(None, tmp_path / "run", tokenizer)
+  assert own.read_text() == "{}"
+  other = tmp_path / "words.json"
+  other.write_text("[]")
+  assert workdir_lib.kept_tokenizer(tmp_path / "run", str(own)) == str(own)
+  workdir_lib.keep_hub_files(None, tmp_path / "run", str(other))
+  assert own.read_text() == "[]"
