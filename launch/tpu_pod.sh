@@ -39,15 +39,20 @@ delete() {
     --force --quiet
 }
 
-# The state of the request or, once granted, of the machine.
-state() {
-  local state
-  state=$(gcloud compute tpus queued-resources describe "$NAME" \
-    "${where[@]}" --format='value(state.state)' 2>/dev/null) || state=NONE
-  if [[ $state == ACTIVE ]]; then
-    state=$(machine)
+# The state of the request: NONE if there is none, UNKNOWN if gcloud fails after
+# the first start, as when the connection is lost.
+request() {
+  local said # What gcloud reports as an error; the state is printed.
+  { said=$(gcloud compute tpus queued-resources describe "$NAME" \
+    "${where[@]}" --format='value(state.state)' 2>&1 >&3); } 3>&1 && return
+  if [[ $said == *NOT_FOUND* ]]; then
+    echo NONE
+  elif ((restarts > 0)); then
+    echo UNKNOWN
+  else
+    said=${said#*ERROR: }
+    fail "gcloud cannot describe $NAME: ${said%%$'\n'*}"
   fi
-  echo "$state"
 }
 
 ready() {
@@ -58,7 +63,8 @@ ready() {
     return
   fi
   while true; do
-    state=$(state)
+    state=$(request)
+    [[ $state != ACTIVE ]] || state=$(machine) # Once granted.
     echo "$NAME is $state" >&2
     case $state in
       READY) return ;;

@@ -98,7 +98,10 @@ def start(options: Any) -> int:
   if page := _page(options):
     print(page)
     return 0
-  settings = config_lib.resolve(config)  # Report mistakes first.
+  folder = local_path(options.workdir) if options.workdir else None
+  if folder and seeds:
+    folder /= f"seed={seeds[0]}"
+  settings = config_lib.resolve(config, folder)  # Report mistakes first.
   by_user = {*options.overrides, *config_lib.by_user(config)}
   if seeds and "run.seed" in by_user:
     raise UserError("--seeds has no effect with run.seed")

@@ -85,11 +85,19 @@ _RANDOM = {
 }
 
 
-def resolve(config: ml_collections.ConfigDict) -> Settings:
+def resolve(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path | None = None
+) -> Settings:
   """Checks a config and converts it to settings.
 
   A setting that the user's settings make moot is reset in the config, with a
   note on standard error, unless the user set it as well.
+
+  Args:
+    config: the config.
+    workdir: the work directory of a run that is resumed, if it contains one:
+      its tokenizer is the run's own copy if that is the only one left. The
+      settings' `plain` then has the path that the config names.
 
   Raises:
     UserError: values or combinations are invalid; all of them that can be told
@@ -100,7 +108,7 @@ def resolve(config: ml_collections.ConfigDict) -> Settings:
   notes: list[str] = []
   while True:
     try:
-      settings = _checked(config, chosen)
+      settings = _checked(config, chosen, workdir)
       break
     except UserError as error:
       if not (resets := _resets(error.moot, chosen)):
@@ -154,7 +162,11 @@ def _note(moot: Moot, config: ml_collections.ConfigDict) -> str:
   )
 
 
-def _checked(config: ml_collections.ConfigDict, chosen: Set[str]) -> Settings:
+def _checked(
+  config: ml_collections.ConfigDict,
+  chosen: Set[str],
+  workdir: pathlib.Path | None,
+) -> Settings:
   """`resolve` of a config whose settings fit together.
 
   Raises:
@@ -163,9 +175,14 @@ def _checked(config: ml_collections.ConfigDict, chosen: Set[str]) -> Settings:
   """
   mistakes = Mistakes()
   records: dict[str, Any] = {}
-  for name, section in config.items():
+  values = {name: dict(section) for name, section in config.items()}
+  tokenizer = values["task"].get("tokenizer")
+  if tokenizer and workdir and (workdir / "config.json").exists():
+    kept = workdir_lib.kept_tokenizer(workdir, tokenizer)
+    values["task"]["tokenizer"] = kept
+  for name, of_section in values.items():
     with mistakes.collected():
-      records[name] = record(name, dict(section))
+      records[name] = record(name, of_section)
   mistakes.raise_all()
   family, task = MODELS[config.model.name], TASKS[config.task.name]
   if family.untrained:

@@ -137,14 +137,16 @@ def measured(
     num_loops=cached_model.num_loops,
   )
   shared: dict[str, Any] = {"num_top": 0, "span": max_tokens}
-  lowered = (
-    programs.decode.lower(
-      decoding_params, state, _placed(model, rows), **shared, depth=slots.LOOPS
-    ),
-    programs.prefill.lower(
-      model.params, state, _placed(model, chunks), **shared
-    ),
-  )  # fmt: skip
+  with jax.sharding.use_abstract_mesh(_of_chip(machine)):
+    lowered = (
+      programs.decode.lower(
+        decoding_params, state, _placed(model, rows), **shared,
+        depth=slots.LOOPS,
+      ),
+      programs.prefill.lower(
+        model.params, state, _placed(model, chunks), **shared
+      ),
+    )  # fmt: skip
   state_bytes = tree_size.num_bytes((model.params, state))
   decode, prefill = (measure.attempt(x, machine, state_bytes) for x in lowered)
   fits = max(decode.needed, prefill.needed) <= machine.memory
@@ -203,6 +205,15 @@ def table(measured_texts: Sequence[Texts]) -> str:
       )
     )
   return document.aligned(rows, num_left=0)
+
+
+def _of_chip(machine: Machine) -> jax.sharding.AbstractMesh:
+  """A mesh without axes: the first chip, for `sharding.platform`."""
+  chip = machine.devices[0]
+  device = jax.sharding.AbstractDevice(
+    device_kind=chip.device_kind, num_cores=None, platform=chip.platform
+  )
+  return jax.sharding.AbstractMesh((), (), abstract_device=device)
 
 
 def _placed(model: Model, tree: Any) -> Any:

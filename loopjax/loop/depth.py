@@ -106,13 +106,9 @@ def _counts(rates: np.ndarray, num: int) -> np.ndarray:
 def calibrated(kind: str, mean: float, max_loops: int) -> float:
   """The `mean` setting that gives this expected depth under the maximum.
 
-  Raises:
-    UserError: the maximum is at most the mean: the depth would be fixed.
+  The maximum must be 0 or more than the mean: the depth would be fixed.
   """
-  if 0 < max_loops <= mean:
-    raise UserError(
-      f"model.max_loops={max_loops} allows no distribution with mean {mean:g}"
-    )
+  assert not 0 < max_loops <= mean, (max_loops, mean)
   low, high = 1e-3, 8.0 * mean
   for _ in range(80):
     middle = (low + high) / 2

@@ -90,7 +90,7 @@ def ours(group: Group, column: Column) -> Spread | None:
     if value is not None and not math.isnan(value):
       values[seed] = value
       if isinstance(column.value, Metric):
-        errors.append(column.value.standard_error(run.summary))
+        errors.append(column.value.standard_error(run.config, run.summary))
   found, known = spread(values), [e for e in errors if e is not None]
   if found is None or not known:
     return found

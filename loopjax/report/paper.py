@@ -189,20 +189,25 @@ class Metric:
       self, name=re.sub("^test", "validation", self.name)
     )
 
-  def standard_error(self, summary: Mapping[str, Any]) -> float | None:
+  def standard_error(
+    self, config: Mapping[str, Any], summary: Mapping[str, Any]
+  ) -> float | None:
     """Standard error over the examples of the evaluation; None if unknown."""
     error = dataclasses.replace(self, name=f"{self.name}/standard_error")
-    return error({}, summary)
+    return error(config, summary)
 
 
-def at_depth(name: str, factor: float, multiple: float):
+@dataclasses.dataclass(frozen=True)
+class AtDepth(Metric):
   """A metric at `multiple` times the trained number of loops."""
 
-  def value(config, summary):
-    loop = int(multiple * config["model"]["num_loops"]) - 1
-    return Metric(f"{name}/loop={loop}", factor)(config, summary)
+  multiple: float = 1.0
 
-  return value
+  def __call__(
+    self, config: Mapping[str, Any], summary: Mapping[str, Any]
+  ) -> float | None:
+    loop = int(self.multiple * config["model"]["num_loops"]) - 1
+    return Metric(f"{self.name}/loop={loop}", self.factor)(config, summary)
 
 
 def not_scored(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:

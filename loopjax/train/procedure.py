@@ -92,7 +92,7 @@ def run(
   Raises:
     UserError: the config, the data or the directory is invalid.
   """
-  settings = config_lib.resolve(config)
+  settings = config_lib.resolve(config, workdir)
   if done := _complete(settings, workdir, mode, extend):
     return done
   calls, notice = calls_lib.Calls(), preemption.Notice()
@@ -127,7 +127,7 @@ def run_seeds(
   for seed, workdir in workdirs.items():
     changed = config.copy_and_resolve_references()
     changed.run.seed = seed
-    pending[seed] = settings = config_lib.resolve(changed)
+    pending[seed] = settings = config_lib.resolve(changed, workdir)
     together.check(settings)
     if done := _complete(settings, workdir, mode, extend):
       summaries[seed] = done
@@ -297,7 +297,7 @@ def _train_and_evaluate(
       workdir_lib.keep_hub_files(
         local_path(source) if source else None,
         context.workdir,
-        settings.plain["task"].get("tokenizer", ""),
+        getattr(settings.task, "tokenizer", ""),
       )
     workdir_lib.write_json(context.workdir / "config.json", settings.plain)
     # Written last: an unfinished run has no summary.

@@ -16,8 +16,9 @@ DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 MAX_BYTES = 1_000_000  # Of the parameters of an entry.
 # Settings that name files and other runs.
 _PLACES = (
-  ("task", "train_files"), ("task", "test_files"), ("run", "init_from"),
-  ("run", "teacher"),
+  ("task", "train_files"), ("task", "test_files"), ("task", "overlap_files"),
+  ("task", "train_csv"), ("task", "test_csv"), ("task", "tokenizer"),
+  ("run", "init_from"), ("run", "teacher"),
 )  # fmt: skip
 _SPLITS = ("validation", "test")  # With what follows, as in "test_ood_2".
 
@@ -66,9 +67,11 @@ def export(
       if key.startswith(_SPLITS) and "=" not in key
     },
   }
+  settings = run.settings
+  tokenizer = getattr(settings.task, "tokenizer", "")
+  workdir_lib.keep_hub_files(workdir, folder, tokenizer)
   workdir_lib.write_json(folder / "config.json", config)
   workdir_lib.write_json(folder / "summary.json", summary)
-  settings = run.settings
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   task = config["task"]["name"]
   text = card(name, about, task, headline, summary)

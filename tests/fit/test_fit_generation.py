@@ -1,12 +1,16 @@
 """How many texts fit on a machine."""
 
+import types
+
 import pytest
 from tests_support import load_config, smoke
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.fit import generation, topology
+from loopjax.kernels.gated_delta import chunked
 from loopjax.program import tree_size
 
 LENGTH = 64
@@ -72,6 +76,21 @@ def test_prompts_are_read_in_whole_chunks_of_melt(monkeypatch):
     with pytest.raises(Called) as called:
       generation.measured(model, machine(1), 1, max_tokens)
     assert called.value.args == (length,)
+
+
+def test_prompts_of_sleep_are_read_in_the_chunks_of_the_machine(monkeypatch):
+  """The programs are traced on a CPU, which has smaller ones."""
+
+  def default_size():
+    raise Called(sharding.platform())
+
+  monkeypatch.setattr(chunked, "default_size", default_size)
+  sleep = config_lib.resolve(load_config("lm_sleep", "smoke"))
+  model = generation.model_of(sleep, machine(1), "float32")
+  chip = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+  with pytest.raises(Called) as called:
+    generation.measured(model, machine(1)._replace(devices=[chip]), 1, LENGTH)
+  assert called.value.args == ("tpu",)
 
 
 def test_families_without_next_tokens_are_refused():

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from tests_support import load_config
 
 from loopjax import config as config_lib
-from loopjax import program, sharding, train
+from loopjax import main, program, sharding, train
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
@@ -29,6 +29,7 @@ from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.models import MODELS, looped, plt, recurrent
 from loopjax.optim import parameters
 from loopjax.program import teacher
+from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.run.checkpoints import tensors as tensors_lib
 from loopjax.saved import language_model
@@ -828,22 +829,26 @@ def test_two_exports_do_not_share_a_folder(tmp_path):
   assert not out.exists()
 
 
-def test_a_run_is_read_without_the_file_of_its_tokenizer(tmp_path):
-  words, text = tmp_path / "words.json", tmp_path / "text.txt"
+def settings_of_words(folder):
+  """Settings of a run on a text of words, whose tokenizer is a file."""
+  words, text = folder / "words.json", folder / "text.txt"
   examples.write_tokenizer(words)
   text.write_text("w1 w2 w3\n\n" * 3000)
+  return {
+    "model.width": 16, "model.num_heads": 2, "model.num_layers": 1,
+    "model.num_loops": 2, "task.train_files": str(text),
+    "task.tokenizer": str(words), "task.sequence_length": 8,
+    "optim.warmup_steps": 0, "run.num_steps": 1, "run.batch_size": 8,
+    "run.steps_per_call": 1, "run.log_every": 1, "run.checkpoint_every": 1,
+    "eval.depth_factor": 0,
+  }  # fmt: skip
+
+
+def test_a_run_is_read_without_the_file_of_its_tokenizer(tmp_path):
+  settings = settings_of_words(tmp_path)
+  words = tmp_path / "words.json"
   config = config_lib.make("looped", "text")
-  config_lib.override(
-    config,
-    {
-      "model.width": 16, "model.num_heads": 2, "model.num_layers": 1,
-      "model.num_loops": 2, "task.train_files": str(text),
-      "task.tokenizer": str(words), "task.sequence_length": 8,
-      "optim.warmup_steps": 0, "run.num_steps": 1, "run.batch_size": 8,
-      "run.steps_per_call": 1, "run.log_every": 1, "run.checkpoint_every": 1,
-      "eval.depth_factor": 0,
-    },
-  )  # fmt: skip
+  config_lib.override(config, settings)
   train.run(config, tmp_path / "run", "train")
   there = language_model.load(tmp_path / "run")
   assert there.facts["tokenizer"] == str(words)
@@ -854,6 +859,29 @@ def test_a_run_is_read_without_the_file_of_its_tokenizer(tmp_path):
     assert found.tokenizer.key == there.tokenizer.key
     config = config_lib.config_of_run(tmp_path / "moved", "")
     assert score_model(config, tmp_path / "moved", limit=1)["metrics"]
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds=0"]])
+def test_a_run_is_resumed_without_the_file_of_its_tokenizer(tmp_path, seeds):
+  settings, file = settings_of_words(tmp_path), tmp_path / "words.py"
+  file.write_text(
+    "from loopjax import config\n"
+    "def get_config():\n"
+    "  result = config.make('looped', 'text')\n"
+    f"  config.override(result, {settings!r})\n"
+    "  return result\n"
+  )
+  command = [f"--config={file}", "--mode=train", *seeds]
+  assert main.main([*command, f"--workdir={tmp_path / 'run'}"]) == 0
+  (tmp_path / "words.json").unlink()
+  moved = (tmp_path / "run").rename(tmp_path / "moved")
+  command += [f"--workdir={moved}", "--extend", "--config.run.num_steps=2"]
+  assert main.main(command) == 0
+  run = moved / "seed=0" if seeds else moved
+  assert workdir_lib.read_summary(run)["steps"] == 2
+  # So that the same command resumes it again, here or there.
+  recorded = workdir_lib.read_config(run)["task"]["tokenizer"]
+  assert recorded == settings["task.tokenizer"]
 
 
 def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):

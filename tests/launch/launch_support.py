@@ -12,7 +12,8 @@ TOOLS = [
   "gcloud", "git", "sbatch", "srun", "scontrol", "kubectl", "xpk", "python",
 ]  # fmt: skip
 # Records its arguments as one line; answers with the next line of its file of
-# answers, an exit status and output. Without a line: 0 and no output.
+# answers, an exit status and output, of an error on standard error. Without a
+# line: 0 and no output.
 STAND_IN = """#!/bin/bash
 me=$(basename "$0")
 words="$*"
@@ -28,6 +29,7 @@ answers=$STANDINS/answers/$me
 [[ -s $answers ]] || exit 0
 read -r status said <"$answers"
 sed -i 1d "$answers"
+((status == 0)) || exec >&2
 [[ -z $said ]] || echo "$said"
 exit "$status"
 """

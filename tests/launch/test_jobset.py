@@ -141,4 +141,4 @@ def test_what_is_given_to_kubectl(world):
   world.answer("kubectl", "3 refused")
   done = world.start(LAUNCH / "jobset.py", RUN, **KUBERNETES)
   assert world.calls == ["kubectl create -f -"]
-  assert (done.returncode, done.stdout) == (3, "refused\n")
+  assert (done.returncode, done.stderr) == (3, "refused\n")

@@ -6,6 +6,7 @@ import pytest
 from launch_support import AGAIN, LAUNCH, RUN, TPU, dry
 
 POD = {**TPU, "TYPE": "v5litepod-64"}
+ABSENT = "1 ERROR: (gcloud.describe) NOT_FOUND: Resource 't' was not found"
 
 
 def test_a_dry_run_on_a_tpu_vm(world):
@@ -90,7 +91,7 @@ def test_a_tpu_vm_that_is_not_there(world, state):
 
 def test_a_pod_is_asked_for_and_waited_for(world):
   waiting = ["0 WAITING_FOR_RESOURCES", "0 PROVISIONING", "0 ACTIVE"]
-  world.answer("request", "1", *waiting)
+  world.answer("request", ABSENT, *waiting)
   world.answer("machine", "0 READY")
   done = world.start(LAUNCH / "tpu_pod.sh", RUN, DELETE="1", **POD)
   assert done.returncode == 0, done.stderr
@@ -107,7 +108,7 @@ def test_a_pod_is_asked_for_and_waited_for(world):
 
 def test_a_pod_that_was_preempted_is_asked_for_again(world):
   # Ready; then its machine is lost, and the request is deleted and recreated.
-  world.answer("request", *["0 ACTIVE"] * 2, "0 DELETING", "1", "0 ACTIVE")
+  world.answer("request", *["0 ACTIVE"] * 2, "0 DELETING", ABSENT, "0 ACTIVE")
   world.answer("machine", "0 READY", "0 PREEMPTED", "0 READY")
   world.answer("run", "255", "0")
   done = world.start(LAUNCH / "tpu_pod.sh", RUN, **POD)
@@ -119,12 +120,32 @@ def test_a_pod_that_was_preempted_is_asked_for_again(world):
 
 
 def test_a_pod_that_cannot_be_made_stops_the_script(world):
-  world.answer("request", "1")
+  world.answer("request", ABSENT)
   world.answer("gcloud", "1 no quota")
   done = world.start(LAUNCH / "tpu_pod.sh", RUN, **POD)
   assert done.returncode == 1
-  assert "no quota" in done.stdout
+  assert "no quota" in done.stderr
   assert len(world.calls) == 2
+
+
+def test_gcloud_that_cannot_be_asked_is_no_pod_that_is_absent(world):
+  denied = "(gcloud.describe) PERMISSION_DENIED: for t"
+  world.answer("request", f"1 ERROR: {denied}")
+  done = world.start(LAUNCH / "tpu_pod.sh", RUN, **POD)
+  assert done.returncode == 2
+  assert done.stderr == f"error: gcloud cannot describe t: {denied}\n"
+  assert len(world.calls) == 1
+
+
+def test_a_pod_is_waited_for_while_gcloud_cannot_be_asked(world):
+  # The connection is lost during the run, and returns.
+  world.answer("request", "0 ACTIVE", "1 ERROR: no network", "0 ACTIVE")
+  world.answer("machine", *["0 READY"] * 2)
+  world.answer("run", "255", "0")
+  done = world.start(LAUNCH / "tpu_pod.sh", RUN, **POD)
+  assert done.returncode == 0, done.stderr
+  assert world.count("queued-resources create") == 0
+  assert world.count("tpu_host.sh run") == 2
 
 
 @pytest.mark.parametrize("status", [2, 3])

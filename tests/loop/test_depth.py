@@ -189,12 +189,6 @@ def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
     np.testing.assert_allclose(cut.sum(), 1)
 
 
-@pytest.mark.parametrize("max_loops", [4, 5])
-def test_a_mean_that_a_maximum_forbids_is_refused(max_loops):
-  with pytest.raises(UserError, match=f"max_loops={max_loops} allows no dist"):
-    depth.calibrated("poisson_lognormal", 5.0, max_loops)
-
-
 def test_a_learned_depth_needs_two_rows():
   with pytest.raises(UserError, match="it needs at least two"):
     depth.learned_loss(jnp.zeros(3), jnp.ones(1, int), jnp.ones(1), 2.0)

@@ -138,6 +138,11 @@ IMPOSSIBLE = {
       "calibrated has no effect",
     ),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
+    ({"calibrated": True, "max_loops": 3}, "^model.max_loops=3 allows no dist"),
+    (
+      {"depth": "learned", "depth_per": "row", "max_loops": 3},
+      "^model.max_loops=3 allows no dist",
+    ),
     ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
     ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),

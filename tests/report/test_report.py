@@ -152,6 +152,20 @@ def test_the_standard_error_is_that_of_seeds_or_else_of_examples(workdir):
   assert "se\u00a015; s0:\u00a010.0" in written(workdir)[1].read_text()
 
 
+def test_a_score_at_a_depth_has_the_standard_error_of_that_depth():
+  once, twice, _ = utm.PAPER.sweeps["depth"].columns
+  metrics = {
+    "depth/exact_match/loop=3": 0.5,
+    "depth/exact_match/standard_error/loop=3": 0.02,
+    "depth/exact_match/loop=7": 0.6,  # A run of an earlier version.
+  }
+  config = {"run": {"seed": 0}, "model": {"num_loops": 4}}
+  run = runs_lib.Run(None, {}, {}, "completed", config, {"metrics": metrics})
+  group = grouping.Group({}, [run])
+  assert grouping.ours(group, once).standard_error == pytest.approx(2.0)
+  assert grouping.ours(group, twice).standard_error is None
+
+
 def of_the_papers_size(exact):
   """Three seeds with T = 8 and a deviation of 1, as large as the paper's."""
   config = flatten(load_config("sudoku_utm", "paper").to_dict())

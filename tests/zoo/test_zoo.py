@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+import shutil
 
+import hub_examples
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +19,11 @@ from loopjax import train
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.engine import GenerationRequest, Sampling
+from loopjax.hub import convert
 from loopjax.losses import tokens
 from loopjax.play import load
 from loopjax.report import __main__ as report
+from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.run.checkpoints import restore
 from loopjax.saved import language_model, trained
@@ -262,6 +266,39 @@ def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
   (folder / zoo.PARAMS).write_bytes(b"1234")
   with pytest.raises(UserError, match="cannot be read"):
     trained.read(pathlib.Path("zoo:own"))
+
+
+def task_of_entry(run, tmp_path, monkeypatch, **changes):
+  """Section task of the entry of a run in which settings are changed."""
+  config = workdir_lib.read_json(run / "config.json")
+  config["task"] |= changes
+  workdir_lib.write_json(run / "config.json", config)
+  folder = exported(run, tmp_path, monkeypatch)
+  return workdir_lib.read_config(folder)["task"]
+
+
+def test_an_entry_names_files_without_their_folders(
+  finished, tmp_path, monkeypatch
+):
+  run = shutil.copytree(finished, tmp_path / "run")
+  files = {"train_csv": "train.csv", "test_csv": "test.csv"}
+  there = {name: f"/one/machine/{file}" for name, file in files.items()}
+  task = task_of_entry(run, tmp_path, monkeypatch, **there)
+  assert {name: task[name] for name in files} == files
+
+
+def test_an_entry_has_its_tokenizer(tmp_path, monkeypatch):
+  run = tmp_path / "run"
+  convert.import_folder(hub_examples.make_folder(tmp_path / "folder"), run)
+  summary = workdir_lib.read_summary(run) | {"wall_seconds": 1.0}
+  workdir_lib.write_json(run / "summary.json", summary)
+  there = {"overlap_files": "/one/machine/items.jsonl"}
+  task = task_of_entry(run, tmp_path, monkeypatch, **there)
+  assert task["overlap_files"] == "items.jsonl"
+  assert task["tokenizer"] == "tokenizer.json"
+  found = language_model.load(run).tokenizer.key
+  shutil.rmtree(run)
+  assert language_model.load(pathlib.Path("zoo:own")).tokenizer.key == found
 
 
 @pytest.mark.long

@@ -11,17 +11,17 @@ from loopjax.report.paper import (
   BITS_IN_TRAINING,
   NATS,
   STEPS,
+  AtDepth,
   Column,
   Number,
   Paper,
   Row,
   Scale,
   Sweep,
-  at_depth,
 )
 
 _DEPTHS = tuple(
-  Column(name, label, at_depth("depth/bits_per_byte", 1.0, times), 3)
+  Column(name, label, AtDepth("depth/bits_per_byte", 1.0, times), 3)
   for name, label, times in (
     ("quarter", "bits per byte with 1/4 of the loops", 1 / 4),
     ("once", "bits per byte with all loops", 1),

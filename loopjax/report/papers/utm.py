@@ -7,6 +7,7 @@ Table 1 follow from its text (4 of 13 runs above 20 %) and from Table 2.
 from loopjax.report.paper import (
   EXACT,
   STEPS,
+  AtDepth,
   Column,
   Metric,
   Number,
@@ -15,7 +16,6 @@ from loopjax.report.paper import (
   Row,
   Scale,
   Sweep,
-  at_depth,
 )
 
 _MEMORY, _BIAS = "model.num_memory_tokens", "model.router_bias"
@@ -36,7 +36,7 @@ _TOKEN_STEPS = Column("token_steps", "loops x tokens", _token_steps, 0)
 _OF_TRAIN = Metric("train/exact_match", 100.0)
 _TRAIN_EXACT = Column("train_exact", "exact match in training, %", _OF_TRAIN)
 _DEPTHS = tuple(
-  Column(name, label, at_depth("depth/exact_match", 100.0, times))
+  Column(name, label, AtDepth("depth/exact_match", 100.0, times))
   for name, label, times in (
     ("once", "exact match at the trained depth, %", 1),
     ("twice", "exact match at twice that, %", 2),
