@@ -67,9 +67,9 @@ def _run() -> int:
     raise UserError(
       f"unknown command {word!r}; expected one of {commands}{near}"
     )
-  # As with `python -m`, modules of the current folder can be imported: a
-  # config may name a family or task there.
-  if not sys.flags.safe_path and os.getcwd() not in sys.path:
+  # A config may name a family or task in the current folder. Its modules come
+  # last, so that none replaces one of Python's.
+  if os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
   module, *flags = _WORDS[word]
   sys.argv = [f"loopjax {word}", *flags, *rest]

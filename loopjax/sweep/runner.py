@@ -231,7 +231,7 @@ def _next(
 def item_arguments(
   arguments: Sequence[str], overrides: Mapping[str, Any]
 ) -> list[str]:
-  """Arguments of loopjax.main.
+  """Arguments of `loopjax train`.
 
   Other families and tasks have other settings: they are named after --config's
   colon.
@@ -292,10 +292,15 @@ def _run(
     if it failed, a one-line message.
   """
   directory, log = workdir / item.slug, workdir / f"{item.slug}.log"
+  # Files of this folder, such as random.py, do not replace Python's modules.
+  # In a clone, however, the package itself may be found only in this folder.
+  in_clone = pathlib.Path(__file__).parents[2] == pathlib.Path.cwd()
   command = [
     sys.executable,
+    *([] if in_clone else ["-P"]),
     "-m",
-    "loopjax.main",
+    "loopjax",
+    "train",
     *item_arguments(arguments, item.overrides),
     f"--workdir={directory}",
   ]

@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+from tests_support import ROOT
 
 import loopjax
 from loopjax import __main__ as console
@@ -40,6 +41,24 @@ def test_modules_of_the_folder_come_last(started, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   start(monkeypatch, "report")
   assert sys.path[-1] == str(tmp_path)
+
+
+def test_items_of_a_sweep_find_modules_of_the_folder_too(tmp_path):
+  """They are started with -P, which keeps the folder out of the path."""
+  script = """
+import importlib, sys, types
+import loopjax.__main__
+command = types.SimpleNamespace(main=lambda: print(sys.path[-1]) or 0)
+importlib.import_module = lambda module: command
+sys.argv = ["loopjax", "train"]
+loopjax.__main__.main()
+"""
+  done = subprocess.run(
+    [sys.executable, "-P", "-c", script],
+    cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True,
+    text=True, check=True,
+  )  # fmt: skip
+  assert done.stdout.strip() == str(tmp_path)
 
 
 @pytest.mark.parametrize(

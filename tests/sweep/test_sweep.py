@@ -236,11 +236,31 @@ def test_every_item_is_run_with_its_overrides(monkeypatch, items, tmp_path):
   assert (failed, status) == ({}, 0)
   assert runner.names == [item.slug for item in items]
   command = runner.commands[0]
-  assert command[:4] == [
-    sys.executable, "-m", "loopjax.main", "--config=c.py:smoke",
-  ]  # fmt: skip
+  assert command[-1] == f"--workdir={tmp_path / items[0].slug}"
+  before = command.index("--config=c.py:smoke")
+  assert command[before - 3 : before] == ["-m", "loopjax", "train"]
   assert "--config.model.num_memory_tokens=8" in command
-  assert f"--workdir={tmp_path / items[0].slug}" == command[-1]
+
+
+def test_files_of_the_folder_do_not_replace_modules(
+  monkeypatch, items, tmp_path
+):
+  """As in `loopjax train`, whose own folder comes last in the path."""
+  (tmp_path / "argparse.py").write_text("raise RuntimeError\n")
+  monkeypatch.setenv("PYTHONPATH", str(ROOT))
+  monkeypatch.chdir(tmp_path)
+  run_command = runner_lib.run_command
+  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
+  command, stop = runner.commands[0], runner_lib.StopRequest()
+  command = [*command[: command.index("--config=c.py:smoke")], "--help"]
+  log = tmp_path / "help.log"
+  assert run_command(command, log, stop)[0] == 0, log.read_text()
+
+
+def test_a_clone_need_not_be_installed(monkeypatch, items, tmp_path):
+  monkeypatch.chdir(ROOT)
+  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
+  assert "-P" not in runner.commands[0]
 
 
 def test_complete_is_skipped_and_unfinished_goes_on(
@@ -792,17 +812,17 @@ def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
   commands = []
 
   def run(command, log, stop, cores):
-    commands.append(command)
+    commands.append(command[command.index("train") + 1 :])
     return 1, ""
 
   monkeypatch.setattr(runner_lib, "run_command", run)
   for config in ("--config=c.py", "--config=c.py:smoke"):
     runner_lib.run_items(items, tmp_path, [config])
-  assert commands[0][3:5] == [
+  assert commands[0][:2] == [
     "--config=c.py:model.name=looped",
     "--config.run.seed=1",
   ]
-  assert commands[1][3] == "--config=c.py:smoke,model.name=looped"
+  assert commands[1][0] == "--config=c.py:smoke,model.name=looped"
 
 
 @crossing("name", CONFIGS)

@@ -24,7 +24,7 @@ def ran(monkeypatch):
   def run(command, log, stop, cores):
     commands.append(command)
     parser = command_line.ConfigParser("main", "")
-    options = parser.parse_config(command[3:])
+    options = parser.parse_config(command[command.index("train") + 1 :])
     directory = log.parent / command[-1].rpartition("/")[2]
     directory.mkdir()
     config = config_lib.to_dict(options.config)
