@@ -233,8 +233,14 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   }
   if (states := workdir / "analysis" / "analysis.jsonl").exists():
     results[states.stem] = [row for _, row in files.json_lines(states)]
-  kept = _without(
-    places, {"config": config, "summary": summary, "results": results}
+  kept: dict[str, Any] = _without(
+    places,
+    {
+      "config": config,
+      "summary": summary,
+      "results": results,
+      "evaluations": rows,
+    },
   )
   if there := _MACHINE.search(text := json.dumps(kept)):
     path = text[there.start() :].split('"')[0].split(" ")[0]
@@ -242,11 +248,14 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
       f"{workdir}: contains the path {path}, which others do not have;"
       " --rename=FOLDER=NAME replaces it"
     )
-  return {**kept, "evaluations": rows}
+  return kept
 
 
 def _without(places: Mapping[str, str], value: Any) -> Any:
-  """JSON with other names for folders of this machine."""
+  """JSON with other names for folders of this machine, in keys as well.
+
+  Names of metrics contain those of files: `test/loss/source=/data/a.txt`.
+  """
   if isinstance(value, str):
     for folder, written in places.items():
       # A whole path: not "/data/books" of "/data/books_2", nor "runs/" of
@@ -259,7 +268,10 @@ def _without(places: Mapping[str, str], value: Any) -> Any:
   if isinstance(value, list):
     return [_without(places, item) for item in value]
   if isinstance(value, dict):
-    return {key: _without(places, item) for key, item in value.items()}
+    return {
+      _without(places, key): _without(places, item)
+      for key, item in value.items()
+    }
   return value
 
 

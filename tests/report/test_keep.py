@@ -340,6 +340,26 @@ def test_a_folder_of_this_machine_is_renamed(tmp_path, capsys):
   assert "/home" not in out.read_text() and "books/x" in out.read_text()
 
 
+def test_folders_in_names_of_metrics_are_renamed(tmp_path, capsys):
+  """A score of each source of text has the path of its file in its name."""
+  workdir = make_run(tmp_path / "b", 1, 1)
+  score = "bits_per_byte/source=/mnt/data/a.txt"
+  summary = workdir_lib.read_summary(workdir)
+  summary["metrics"][f"test/{score}"] = 2.5
+  workdir_lib.write_json(workdir / "summary.json", summary)
+  row = {"step": 20, "split": "test", score: 2.5}
+  workdir_lib.write_json_lines(workdir / "metrics.jsonl", [row])
+  out = tmp_path / "a.runs.json"
+  words = [str(workdir), f"--out={out}"]
+  assert keep.main(words) == 2
+  assert "/mnt/data/a.txt" in capsys.readouterr().err
+  assert keep.main([*words, "--rename=/mnt/data=books"]) == 0
+  (item,) = workdir_lib.read_json(out)["items"]
+  assert item["summary"]["metrics"]["test/bits_per_byte/source=books/a.txt"]
+  assert item["evaluations"][0]["bits_per_byte/source=books/a.txt"] == 2.5
+  assert "/mnt" not in out.read_text()
+
+
 def test_only_whole_paths_are_renamed(tmp_path, monkeypatch):
   """Not the "bias" of a setting, if runs are in a folder of that name."""
   files = {"run.init_from": "/data/books_2/x,/data/books"}
