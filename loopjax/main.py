@@ -6,8 +6,7 @@ The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped; --extend continues one with more
 steps. --config.section.key=value changes a setting, --workdir=DIR sets where
 the run writes, and --mode=describe prints sizes, costs and settings. Without
---config, --mode=eval takes the config of the run in --workdir. --seeds=0,1,2
-trains a run of each seed, all in one program.
+--config, --mode=eval takes the config of the run in --workdir.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
 diverged, 4 preempted (the run saved a checkpoint and stopped on request), 5
@@ -57,12 +56,6 @@ def parser() -> command_line.ConfigParser:
     help="continue the run in --workdir, finished or not, with a larger"
     " run.num_steps or another run.batch_size",
   )
-  result.add_argument(
-    "--seeds",
-    metavar="SEEDS",
-    help="runs of several values of run.seed, trained in one program:"
-    " --seeds=0,1,2 writes DIR/seed=0, ...",
-  )
   command_line.add_processes(result)
   result.importer = imported
   result.set_defaults(limit=0)
@@ -91,27 +84,22 @@ def start(options: Any) -> int:
   from loopjax.run import naming, processes, user_cache, zoo
 
   user_cache.keep_compiled()
-  config, mode, seeds = options.config, options.mode, _seeds(options)
-  for name in ("extend", "seeds"):
-    if getattr(options, name) and mode not in ("train", "train_and_eval"):
-      raise UserError(f"--{name} has no effect with --mode={mode}")
+  config, mode = options.config, options.mode
+  if options.extend and mode not in ("train", "train_and_eval"):
+    raise UserError(f"--extend has no effect with --mode={mode}")
   if page := _page(options):
     print(page)
     return 0
   folder = local_path(options.workdir) if options.workdir else None
-  if folder and seeds:
-    folder /= f"seed={seeds[0]}"
   settings = config_lib.resolve(config, folder)  # Report mistakes first.
   by_user = {*options.overrides, *config_lib.by_user(config)}
-  if seeds and "run.seed" in by_user:
-    raise UserError("--seeds has no effect with run.seed")
   base = naming.workdir(options.config_name, by_user, settings.plain)
-  workdir = local_path(options.workdir or f"{base}{'-seeds' if seeds else ''}")
+  workdir = folder or local_path(base)
   _check_source(mode, options.overrides, workdir)
   place = f"--workdir={workdir}" if options.workdir else "work directory"
   try:
     with command_line.ending_when_full(place):
-      summaries = _run(options, workdir, seeds)
+      summary = _run(options, workdir)
   except (processes.AgreedError, OSError):
     raise
   except processes.ProcessLostError as error:
@@ -121,8 +109,8 @@ def start(options: Any) -> int:
       raise
     _end_alone(error)
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
-  _say_end(options, summaries, headline, zoo.output(workdir))
-  return max(_STATUS[one["status"]] for one in summaries.values())
+  _say_end(options, summary, headline, zoo.output(workdir))
+  return _STATUS[summary["status"]]
 
 
 def _page(options: Any) -> str:
@@ -144,10 +132,8 @@ def _page(options: Any) -> str:
   return ""
 
 
-def _run(
-  options: Any, workdir: pathlib.Path, seeds: list[int]
-) -> dict[Any, dict[str, Any]]:
-  """Trains or scores; the summaries by seed, by None without --seeds."""
+def _run(options: Any, workdir: pathlib.Path) -> dict[str, Any]:
+  """Trains or scores; returns the summary."""
   import jax
 
   from loopjax import train
@@ -169,17 +155,13 @@ def _run(
     chosen = f"preset: {presets.choice(name)}" if name else "config: its own"
     print(chosen, flush=True)
   if options.mode == "eval":
-    return {None: score.score_model(config, workdir, finish, options.limit)}
-  arguments = options.mode, finish, options.extend
-  if seeds:
-    workdirs = {seed: workdir / f"seed={seed}" for seed in seeds}
-    return train.run_seeds(config, workdirs, *arguments)
-  return {None: train.run(config, workdir, *arguments)}
+    return score.score_model(config, workdir, finish, options.limit)
+  return train.run(config, workdir, options.mode, finish, options.extend)
 
 
 def _say_end(
   options: Any,
-  summaries: Mapping[Any, dict[str, Any]],
+  summary: Mapping[str, Any],
   headline: tuple[str, ...],
   workdir: pathlib.Path,
 ) -> None:
@@ -188,10 +170,7 @@ def _say_end(
 
   from loopjax.commands import ending
 
-  if None not in summaries:
-    print(*ending.of_seeds(summaries, headline, workdir), sep="\n")
-    return
-  summary, is_first = summaries[None], jax.process_index() == 0
+  is_first = jax.process_index() == 0
   if is_first:
     print(*ending.lines(summary, headline, workdir, options.mode), sep="\n")
   if "reason" in summary:
@@ -204,21 +183,6 @@ def _say_end(
       again = "stopped before all scores were there; to score again, run:"
     print(again, file=sys.stderr)
     print(shlex.join(sys.orig_argv), file=sys.stderr)
-
-
-def _seeds(options: Any) -> list[int]:
-  """The seeds of --seeds; none without it.
-
-  Raises:
-    UserError: they are not numbers, or one is there twice.
-  """
-  if options.seeds is None:
-    return []
-  words = options.seeds.split(",")
-  seeds = [int(word) for word in words if word.isdecimal()]
-  if len(set(seeds)) < len(words):
-    raise UserError(f"--seeds={options.seeds} is not a list such as 0,1,2")
-  return seeds
 
 
 def _check_source(

@@ -42,7 +42,7 @@ def parser() -> command_line.ConfigParser:
   )
   command_line.add_processes(result)
   result.importer = main_lib.imported
-  result.set_defaults(mode="eval", list=False, extend=False, seeds=None)
+  result.set_defaults(mode="eval", list=False, extend=False)
   return result
 
 

@@ -66,8 +66,7 @@ def start(module, arguments, directory):
     if any(".task.test_files=" in argument for argument in arguments):
       made = config_lib.make("looped", "text")
     own = mock.patch("loopjax.config.config_of_run", return_value=made)
-    several = any(argument.startswith("--seeds=") for argument in arguments)
-    work = _BEGINS[module] + ("_seeds" if several else "")
+    work = _BEGINS[module]
     if "--mode=eval" in arguments:
       work = "loopjax.train.score.score_model"
     begin = mock.patch(work, side_effect=Begun)

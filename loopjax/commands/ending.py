@@ -42,31 +42,6 @@ def lines(
   return texts
 
 
-def of_seeds(
-  summaries: Mapping[int, Mapping[str, Any]],
-  headline: Sequence[str],
-  workdir: pathlib.Path,
-) -> list[str]:
-  """The lines of runs of several seeds.
-
-  Args:
-    summaries: what `train.run_seeds` returns.
-    headline: as in `lines`.
-    workdir: the directory of their work directories.
-  """
-  texts = []
-  for seed, summary in summaries.items():
-    said = [summary["status"]]
-    if "reason" in summary:
-      said.append(summary["reason"])
-    if summary["status"] == "completed":
-      said += scores(summary["metrics"], headline)
-    elif summary["status"] == "preempted":
-      said.append(f"step {summary['steps']}; the same command resumes it")
-    texts.append(f"seed {seed}: {'; '.join(said)}")
-  return [*texts, f"next: loopjax table {shlex.quote(str(workdir))}"]
-
-
 def scores(
   found: Mapping[str, float], headline: Sequence[str], every: bool = False
 ) -> list[str]:

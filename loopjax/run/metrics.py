@@ -32,7 +32,6 @@ class Writer:
     scored_again: bool,
     shown: Sequence[str],
     boards: Sequence[boards_lib.Board] = (),
-    label: str = "",
   ):
     """Opens the files.
 
@@ -43,7 +42,6 @@ class Writer:
       shown: names of the metrics to print, in this order; a row prints those
         that it has.
       boards: dashboards that receive all metrics; closed with the writer.
-      label: begins what is printed, where several runs print.
     """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
@@ -63,12 +61,9 @@ class Writer:
       self._remember(row)
     self._file = path.open("a", encoding="utf-8")
     self._num_steps, self._shown = num_steps, shown
-    self._boards, self._label = boards, label
+    self._boards = boards
     self._bar = tqdm.tqdm(
-      total=num_steps,
-      initial=start_step,
-      unit="step",
-      disable=True if label else None,
+      total=num_steps, initial=start_step, unit="step", disable=None
     )
     if start_step:
       self.say(f"resuming after step {start_step} of {num_steps}")
@@ -105,7 +100,6 @@ class Writer:
     """Prints a line to the terminal."""
     if not self.active:
       return
-    line = f"{self._label}  {line}" if self._label else line
     if self._bar.disable:
       print(line, flush=True)
     else:

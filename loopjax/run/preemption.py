@@ -61,21 +61,17 @@ class Notice:
   """
 
   def __init__(self):
-    self._asked = self._listening = False
+    self._asked = False
     self._polls = 0
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """Handles the signals while the block, or one around it, runs."""
-    if jax.distributed.is_initialized() or self._listening:
+    """Handles the signals while the block runs."""
+    if jax.distributed.is_initialized():
       yield
       return
-    with handled(self._note) as before:
-      self._listening = bool(before)
-      try:
-        yield
-      finally:
-        self._listening = False
+    with handled(self._note):
+      yield
 
   def _note(self, which: signal.Signals, before: _Handlers) -> None:
     self._asked = True

@@ -3,6 +3,5 @@
 from loopjax.train.procedure import SPLITS as SPLITS
 from loopjax.train.procedure import make_datasets as make_datasets
 from loopjax.train.procedure import run as run
-from loopjax.train.procedure import run_seeds as run_seeds
 from loopjax.train.scoring import Extras as Extras
 from loopjax.train.scoring import Scored as Scored

@@ -23,7 +23,6 @@ from loopjax.program.step import BadSteps
 from loopjax.run import machine, metrics, preemption, profiling
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity
-from loopjax.train import calls as calls_lib
 from loopjax.train import evaluate
 from loopjax.types import Dataset
 
@@ -38,7 +37,6 @@ class RunContext(NamedTuple):
     evaluator: (params, split, num_examples) -> scores.
     notice: whether the run was asked to stop.
     workdir: the run's work directory.
-    calls: makes the training calls.
   """
 
   program: program_lib.Program
@@ -47,7 +45,6 @@ class RunContext(NamedTuple):
   evaluator: evaluate.Evaluator
   notice: preemption.Notice
   workdir: pathlib.Path
-  calls: calls_lib.Calls
 
 
 class Outcome(NamedTuple):
@@ -65,7 +62,7 @@ class Outcome(NamedTuple):
   costs: dict[str, Any]
 
 
-@calls_lib.without_transfers
+@jax.transfer_guard("disallow")  # A transfer would stall every step.
 def train(
   context: RunContext,
   state: step_lib.TrainState,
@@ -74,7 +71,7 @@ def train(
   writer: metrics.Writer,
   started: float,
   mode: str,
-) -> calls_lib.Run[tuple[step_lib.TrainState, Outcome]]:
+) -> tuple[step_lib.TrainState, Outcome]:
   """Trains until the last step, or until something ends it.
 
   Args:
@@ -90,9 +87,11 @@ def train(
   step, steps_per_call = int(jax.device_get(state.step)), options.steps_per_call
   pending = [_floats(row) for row in meta["pending"]]
   rows = context.datasets["train"].batches
-  calls = stacked(pipeline.iterate(rows, start=meta["batches"]), steps_per_call)
+  groups = stacked(
+    pipeline.iterate(rows, start=meta["batches"]), steps_per_call
+  )
   clock, ahead = metrics.Clock(), meta["batches"] - step
-  costs: dict[str, Any] = {}
+  compiled, costs = None, dict[str, Any]()
   mesh, batch_size = context.program.mesh, options.batch_size
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
@@ -118,16 +117,16 @@ def train(
         return state, Outcome("completed", reason, costs)
       context.notice.check()
       batches = clock.wait(
-        lambda: sharding.put_batch(mesh, next(calls), batch_size, stacked=True)
+        lambda: sharding.put_batch(mesh, next(groups), batch_size, stacked=True)
       )
       arguments = state, batches, teacher.params
-      if not costs:
-        costs = _compile(context, arguments, writer)
+      if compiled is None:
+        compiled, costs = _compile(context.program, arguments, writer)
         clock.reset()
       call = range(step, step + steps_per_call)
       tracer.before(call)
       with jax.profiler.StepTraceAnnotation("train", step_num=step):
-        state, record = yield arguments
+        state, record = compiled(*arguments)
       tracer.after(call, record)
       pending.append(record)
       step += steps_per_call
@@ -240,13 +239,15 @@ def _evaluate(
 
 @jax.transfer_guard("allow")
 def _compile(
-  context: RunContext, arguments: calls_lib.Arguments, writer: metrics.Writer
-) -> dict[str, Any]:
-  """The costs of the training call, which it compiles."""
+  program: program_lib.Program,
+  arguments: tuple[Any, ...],
+  writer: metrics.Writer,
+) -> tuple[Any, dict[str, Any]]:
+  """(the compiled training call, its costs)."""
   writer.say("compiling the training step")  # Minutes, for large models.
   start = time.perf_counter()
-  compiled = context.calls.compile(context.program, arguments)
-  context.program.schedule(0)  # Compiled here, not between timed steps.
+  compiled = program.train.lower(*arguments).compile()
+  program.schedule(0)  # Compiled here, not between timed steps.
   costs: dict[str, Any] = {
     "compile_seconds": round(time.perf_counter() - start, 2),
     "memory_bytes": profiling.memory(compiled),
@@ -256,7 +257,7 @@ def _compile(
     f"compiled the training step in {costs['compile_seconds']:.1f} s;"
     f" {total / 2**20:.0f} MiB per device"
   )
-  return costs
+  return compiled, costs
 
 
 @jax.transfer_guard("allow")

@@ -1,9 +1,8 @@
 """Training, the same procedure for every family.
 
-Read `_run` from top to bottom: program, data, restore; `_train_and_evaluate`:
-loop, evaluation, summary. Both are generators, which yield the arguments of
-each training call; `Calls.drive` makes it. Families differ only in the module
-`settings.family`.
+Read `run` from top to bottom: settings, program, data, restore;
+`_train_and_evaluate`: state, loop, evaluation, summary. Families differ only in
+the module `settings.family`.
 """
 
 import pathlib
@@ -34,7 +33,6 @@ from loopjax.run import (
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity, restore
-from loopjax.train import calls as calls_lib
 from loopjax.train import evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset
@@ -93,80 +91,12 @@ def run(
     UserError: the config, the data or the directory is invalid.
   """
   settings = config_lib.resolve(config, workdir)
-  if done := _complete(settings, workdir, mode, extend):
-    return done
-  calls, notice = calls_lib.Calls(), preemption.Notice()
-  run = _run(settings, workdir, mode, finish, extend, calls, notice)
-  return calls.drive([run])[0]
-
-
-def run_seeds(
-  config: ml_collections.ConfigDict,
-  workdirs: Mapping[int, pathlib.Path],
-  mode: str,
-  finish: scoring.Finish = scoring.nothing,
-  extend: bool = False,
-) -> dict[int, dict[str, Any]]:
-  """Runs of several seeds, trained in one program; summaries by seed.
-
-  Each writes the files that `run` writes, and `run` can continue each. They
-  take every step together and share their times. An error in one ends all.
-
-  Args:
-    config: from a config file; each run sets its `run.seed`.
-    workdirs: the work directory of each seed.
-    mode: "train" or "train_and_eval".
-    finish, extend: as in `run`.
-
-  Raises:
-    UserError: as in `run`, or runs of this kind need a program each.
-  """
-  from loopjax.program import together  # Not for a single run.
-
-  summaries, pending = {}, {}
-  for seed, workdir in workdirs.items():
-    changed = config.copy_and_resolve_references()
-    changed.run.seed = seed
-    pending[seed] = settings = config_lib.resolve(changed, workdir)
-    together.check(settings)
-    if done := _complete(settings, workdir, mode, extend):
-      summaries[seed] = done
-      del pending[seed]
-  calls, notice = calls_lib.Calls(len(pending)), preemption.Notice()
-  arguments = mode, finish, extend, calls, notice
-  runs = [
-    _run(settings, workdirs[seed], *arguments, label=f"seed {seed}")
-    for seed, settings in pending.items()
-  ]
-  with notice.listening():
-    summaries |= zip(pending, calls.drive(runs), strict=True)
-  return {seed: summaries[seed] for seed in workdirs}
-
-
-def _complete(
-  settings: config_lib.Settings, workdir: pathlib.Path, mode: str, extend: bool
-) -> dict[str, Any] | None:
-  """The summary of a complete run; UserError for invalid requests."""
-  done = processes.from_process_0(
+  if done := processes.from_process_0(
     lambda: _admit(settings, workdir, mode, extend)
-  )
-  if done:
+  ):
     print(f"{workdir} is already complete")
-  return done
-
-
-def _run(
-  settings: config_lib.Settings,
-  workdir: pathlib.Path,
-  mode: str,
-  finish: scoring.Finish,
-  extend: bool,
-  calls: calls_lib.Calls,
-  notice: preemption.Notice,
-  label: str = "",
-) -> calls_lib.Run[dict[str, Any]]:
-  """A run that is not complete, as `calls` drives it; see `run`."""
-  if jax.process_index() == 0 and not label:
+    return done
+  if jax.process_index() == 0:
     will_take = machine.prediction(
       settings.training_flops, settings.model.width
     )
@@ -181,6 +111,7 @@ def _run(
     chooses = settings.run.keep_best or settings.run.stop_after
     best_metric = settings.run.best_metric if chooses else ""
     evaluate.check(program, datasets["validation"], best_metric)
+  notice = preemption.Notice()
   with workdir_lib.locked(workdir), notice.listening():
     # Checked again under the lock: another run may have started meanwhile.
     processes.from_process_0(
@@ -206,11 +137,9 @@ def _run(
     ) as checkpoints:
       evaluator = evaluate.make_evaluator(program, datasets, notice.check)
       context = train_loop.RunContext(
-        program, datasets, checkpoints, evaluator, notice, workdir, calls
+        program, datasets, checkpoints, evaluator, notice, workdir
       )
-      summary = yield from _train_and_evaluate(
-        context, restored, mode, finish, label
-      )
+      summary = _train_and_evaluate(context, restored, mode, finish)
     summary |= environment
     scoring.write(workdir, settings, summary)
   return summary
@@ -284,8 +213,7 @@ def _train_and_evaluate(
   restored: tuple[step_lib.TrainState, dict[str, Any]] | None,
   mode: str,
   finish: scoring.Finish,
-  label: str,
-) -> calls_lib.Run[dict[str, Any]]:
+) -> dict[str, Any]:
   """Trains from the restored state and scores the result."""
   settings, started = context.program.settings, time.monotonic()
   state, meta, teacher = _begin(context, restored)
@@ -317,11 +245,10 @@ def _train_and_evaluate(
     boards=boards.open_all(
       context.workdir, start_step, settings.run.wandb_project, settings.plain
     ),
-    label=label,
   )
   failed: list[str] = []
   try:
-    state, outcome = yield from train_loop.train(
+    state, outcome = train_loop.train(
       context, state, teacher, meta, writer, started, mode
     )
     if mode == "train_and_eval" and outcome.status == "completed":

@@ -36,8 +36,6 @@ def test_the_scores_of_the_test_are_in_one_line(tmp_path):
 def test_the_next_command_can_be_pasted(tmp_path):
   said = ending.lines(SUMMARY, (), tmp_path / "my run", "train_and_eval")
   assert said[-1] == f"next: loopjax report '{tmp_path}/my run'"
-  said = ending.of_seeds({}, (), tmp_path / "my runs")
-  assert said[-1] == f"next: loopjax table '{tmp_path}/my runs'"
 
 
 def test_an_evaluation_says_what_it_scored_and_where_the_rest_is(tmp_path):

@@ -26,7 +26,7 @@ from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.sweep import items
-from loopjax.train import calls, evaluate, scoring
+from loopjax.train import evaluate, scoring
 from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
 
@@ -70,7 +70,8 @@ def test_a_run_writes_what_the_contract_says(finished):
 
 def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
   """Its operations would take a second of the first rows of metrics."""
-  order, make, take = [], chain.make_schedule, calls.Calls._make
+  order, make = [], chain.make_schedule
+  annotation = jax.profiler.StepTraceAnnotation  # Around each step.
 
   def noted_schedule(*args):
     schedule = make(*args)
@@ -81,12 +82,12 @@ def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
 
     return noted
 
-  def noted_step(self, arguments):
+  def noted_step(*args, **kwargs):
     order.append("step")
-    return take(self, arguments)
+    return annotation(*args, **kwargs)
 
   monkeypatch.setattr(chain, "make_schedule", noted_schedule)
-  monkeypatch.setattr(calls.Calls, "_make", noted_step)
+  monkeypatch.setattr(jax.profiler, "StepTraceAnnotation", noted_step)
   train.run(smoke(optim__learning_rate=2e-3), tmp_path, "train")
   first = order.index("step")
   assert "schedule" in order[:first]
