@@ -218,7 +218,7 @@ for name, change in {
 # ## Next steps
 #
 # * One pass, trained for the same number of steps:
-#   `--config=configs/automaton_sleep.py:tiny,model.num_loops=1`; the README
+#   `--config=configs/automaton_sleep.py:tiny,model.num_loops=1`; `docs/results.md`
 #   has three seeds of both.
 # * Sliding windows, gradients through fewer passes, fixed points:
 #   `model.eviction`, `model.num_with_gradient`, `model.implicit_terms`.
