@@ -218,8 +218,8 @@ for name, change in {
 # ## Next steps
 #
 # * One pass, trained for the same number of steps:
-#   `--config=configs/automaton_sleep.py:tiny,model.num_loops=1`; `docs/results.md`
-#   has three seeds of both.
+#   `--config=configs/automaton_sleep.py:tiny,model.num_loops=1`; three seeds of
+#   both are in `docs/results.md`.
 # * Sliding windows, gradients through fewer passes, fixed points:
 #   `model.eviction`, `model.num_with_gradient`, `model.implicit_terms`.
 # * Memory inserted into a trained looped model: `docs/families/sleep.md`.
