@@ -15,12 +15,6 @@
   depth   mixed requests whose loops differ: rows that wait for each other, and,
           where the engine's rule allows it, rows in different loops; width 512,
           or the run in --workdir, also with a gate at each of --thresholds
-  drafts  greedy texts of --workdir (zoo:novels) with each number of draft
-          loops, and without drafts, in calls of 8 tokens, the default, and of
-          16, the maximum of a call with drafts; the same tokens
-  reads   the potential of drafts: n tokens in one forward pass, with all loops
-          and with the later half, against one token; a call repeats each 64
-          times
   prefix  time to the first token after a prompt of --prompt_length tokens: new,
           with a cached prefix of all but its last 16 tokens, and without prefix
           caching; every turn has a new prompt
@@ -49,7 +43,6 @@ from loopjax.analysis import evaluated
 from loopjax.generate import source
 from loopjax.generate.engine import Engine, GenerationRequest
 from loopjax.generate.programs import slots as slots_lib
-from loopjax.generate.requests import Costs
 from loopjax.generate.sampling import Sampling
 from loopjax.loop import exits as exits_lib
 from loopjax.models import MODELS, looped
@@ -78,8 +71,7 @@ def main(argv):
   for part in _PARTS.value:
     rows += {
       "cache": cache, "slots": slots, "wide": wide, "steps": steps,
-      "exits": exits, "depth": depth, "drafts": drafts, "reads": reads,
-      "prefix": prefix, "torch": torch,
+      "exits": exits, "depth": depth, "prefix": prefix, "torch": torch,
     }[part]()  # fmt: skip
   options = {"turns": _TURNS.value, "workdir": _WORKDIR.value}
   load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
@@ -393,81 +385,6 @@ def read_out(language_model, num_loops=None, exit_threshold=1.0):
 
 def trained_model():
   return language_model_lib.load(pathlib.Path(_WORKDIR.value or "zoo:novels"))
-
-
-def drafts():
-  """Decoding with and without self-speculative drafts."""
-  num, rows, language_model = 200, [], trained_model()
-  loops = language_model.call["num_loops"]
-  openings = ("It was the best of ", "She had never seen ", "The captain said")
-  for size in map(int, _BATCHES.value):
-    given = [
-      language_model.tokenizer.encode_prompt(openings[n % 3])[: 20 - n]
-      for n in range(size)
-    ]
-    engine, longer = (
-      source.make_engine(
-        language_model, num_slots=size, max_tokens=256, tokens_per_dispatch=n
-      )
-      for n in (8, 16)
-    )
-    ask = lambda m, given=given: [  # noqa: E731
-      GenerationRequest(one, num, GREEDY, draft_loops=m) for one in given
-    ]
-    forms = {
-      f"{m} loops draft": writer(engine, ask(m)) for m in range(1, loops)
-    }
-    forms["no drafts, 16 tokens a call"] = writer(longer, ask(0))
-    forms["no drafts"] = writer(engine, ask(0))
-    found = compare(f"drafts, batch {size}", forms, num * size)
-    for m, row in enumerate(found[: loops - 1], 1):
-      costs = Costs()
-      for token in (one for text in engine.generate(ask(m)) for one in text):
-        costs.add(token)
-      row["accepted"] = costs.accepted / (costs.accepted + costs.rejected)
-      row["computed_loops_per_token"] = costs.computed / costs.tokens
-    rows += found
-  return rows
-
-
-def reads():
-  """Forward passes over several tokens, and over one."""
-  language_model, repeated = trained_model(), 64
-  loops = language_model.call["num_loops"]
-  half, reading = loops // 2, looped.FAMILY.reading
-  policy = exits_lib.ExitPolicy(jnp.ones(1), jnp.full(1, loops))
-
-  def reader(size, begun):
-    @jax.jit
-    def run(params, tokens):
-      model = reading.unstacked(nnx.merge(language_model.graphdef, params))
-      cache = reading.empty_cache(model, 1, 256, num_loops=loops)
-      resumed = None
-      if begun:
-        state = jnp.ones((1, size, model.config.width))
-        resumed = exits_lib.Resumed(state, begun)
-
-      def body(_, carry):
-        tokens, cache = carry
-        cache = cache.cut(jnp.full(1, 100), jnp.ones(1, bool)).within(128)
-        output, cache = reading.read(
-          model, tokens, cache, num_loops=loops, exit_policy=policy,
-          resumed=resumed,
-        )  # fmt: skip
-        best = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
-        return best, cache.within(None)
-
-      return jax.lax.fori_loop(0, repeated, body, (tokens, cache))[0]
-
-    tokens = jnp.zeros((1, size), jnp.int32)
-    return lambda: jax.block_until_ready(run(language_model.params, tokens))
-
-  forms = {
-    f"{size} tokens, loops {begun + 1} to {loops}": reader(size, begun)
-    for begun in (half, 0)
-    for size in (8, 4, 2, 1)
-  }
-  return compare("reads", forms, repeated, same=False)
 
 
 def prefix():

@@ -43,7 +43,6 @@ async def ask(client: httpx.AsyncClient, seed: int, options) -> dict:
     "prompt": options.prompt, "max_tokens": options.max_tokens, "seed": seed,
     "temperature": options.temperature, "stream": True,
     "exit_threshold": options.exit_threshold,
-    "draft_loops": options.draft_loops,
     "stream_options": {"include_usage": True},
   }  # fmt: skip
   async with client.stream("POST", "/v1/completions", json=asked) as response:
@@ -226,7 +225,6 @@ def main() -> None:
   parser.add_argument("--max_tokens", type=int, default=100)
   parser.add_argument("--temperature", type=float, default=0.8)
   parser.add_argument("--exit_threshold", type=float, default=1.0)
-  parser.add_argument("--draft_loops", type=int, default=0)
   parser.add_argument("--rates", default="", help="requests a second")
   parser.add_argument("--trial", type=int, default=0, help="requests")
   parser.add_argument("--pid", type=int, default=0, help="of the server")

@@ -13,7 +13,6 @@ from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import RunningSequence
 
 _FINISH = {slots.STOP: "stop", slots.LENGTH: "length"}
-_ACCEPTED = {slots.REJECTED: False, slots.ACCEPTED: True}
 
 
 def prompt_chunks(
@@ -98,7 +97,6 @@ def rows(
 
 
 def options(
-  draft_loops: int,
   running: Collection[RunningSequence],
   num_tokens: int,
   limits: Limits,
@@ -106,34 +104,21 @@ def options(
   """(maximum tokens of a call, its options) for sequences in decoding.
 
   Args:
-    draft_loops: the `draft_loops` of all these sequences.
     running: the sequences.
-    num_tokens: maximum number of tokens of a call without drafts.
+    num_tokens: maximum number of tokens of a call in lockstep.
     limits: the engine's limits.
   """
   requests = [sequence.request for sequence in running]
-  if not draft_loops:
-    loops = {request.num_loops or limits.num_loops for request in requests}
-    means = [sequence.loops for sequence in running]
-    if limits.by_depth and sizes.by_depth(means, max(loops)):
-      return decoding.max_tokens_by_depth(num_tokens), {"depth": slots.BY_DEPTH}
-    depth = limits.depth(len(requests))
-    if loops != {limits.num_loops}:
-      depth = slots.LOOPS
-    if any(request.exit_threshold < 1 for request in requests):
-      depth = slots.EXITS
-    return num_tokens, {"depth": depth}
-  num, rounds = sizes.drafts(
-    [sequence.drafts for sequence in running],
-    draft_loops / limits.num_loops,
-    num_tokens,
-    on_cpu=limits.on_cpu,
-  )
-  return num * rounds, {
-    "draft_loops": np.int32(draft_loops),
-    "num_drafts": num,
-    "num_rounds": rounds,
-  }
+  loops = {request.num_loops or limits.num_loops for request in requests}
+  means = [sequence.loops for sequence in running]
+  if limits.by_depth and sizes.by_depth(means, max(loops)):
+    return decoding.max_tokens_by_depth(num_tokens), {"depth": slots.BY_DEPTH}
+  depth = limits.depth(len(requests))
+  if loops != {limits.num_loops}:
+    depth = slots.LOOPS
+  if any(request.exit_threshold < 1 for request in requests):
+    depth = slots.EXITS
+  return num_tokens, {"depth": depth}
 
 
 def generated_tokens(
@@ -159,17 +144,13 @@ def generated_tokens(
       generated.top_log_probabilities[row][:num_top],
       strict=True,
     )
-    loops, draft = int(generated.loops[row]), generated.draft[row]
-    computed = int(generated.computed[row])
     tokens[slot] = GeneratedToken(
       request_id=sequence.request_id,
       token=generated.token[row],
       log_probability=generated.log_probability[row],
       top=tuple(top),
-      loops=loops,
+      loops=int(generated.loops[row]),
       finish=_FINISH.get(generated.finish[row]),
-      accepted=_ACCEPTED.get(draft),
-      computed=loops if draft == slots.NO_DRAFT else computed,
       copied=0 if sequence.num_generated else sequence.num_copied,
     )
   return tokens

@@ -177,7 +177,6 @@ class _Writer:
       sampling=dataclasses.replace(flags.sampling, seed=seed),
       stop_tokens=self._language_model.stop_tokens,
       exit_threshold=flags.exit_threshold,
-      draft_loops=flags.draft_loops,
       prefill_loops=flags.prefill_loops,
     )
 
@@ -218,8 +217,6 @@ class _Writer:
       f" {engine.num_slots} text(s) of "
       + (f"{max_tokens} tokens" if max_tokens else "any length"),
     ]
-    if drafts := self._costs.of_drafts():
-      lines.append(drafts)
     if self._options.model.exit_kept == "computed":
       lines.append("all loops are computed: early exits save no time")
     return "\n".join(lines)

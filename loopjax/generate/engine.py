@@ -199,13 +199,12 @@ class Engine:
 
     Args:
       size: one of `row_sizes`.
-      options: arguments of `speculate` (including `draft_loops`) or of
-        `decode`.
+      options: arguments of `decode`.
     """
-    drafts = "draft_loops" in options
-    write = self._programs.speculate if drafts else self._programs.decode
     rows = np.full(size, self.num_slots, np.int32)
-    self._state, _ = write(self._writer_params, self._state, rows, **options)
+    self._state, _ = self._programs.decode(
+      self._writer_params, self._state, rows, **options
+    )
 
   def _prefill(self) -> list[GeneratedToken]:
     """Reads a chunk of every prompt whose next chunk has the oldest's size."""
@@ -263,16 +262,14 @@ class Engine:
     ]
 
   def _write(self, sequences: BySlot) -> list[GeneratedToken]:
-    """Generates the next tokens of sequences with the same `draft_loops`."""
+    """Generates the next tokens of some sequences."""
     rows = batches.rows(list(sequences), self.row_sizes, self.num_slots)
     running = sequences.values()
-    draft_loops = next(iter(running)).request.draft_loops
-    write = self._programs.speculate if draft_loops else self._programs.decode
     num_tokens, options = batches.options(
-      draft_loops, running, self.tokens_per_dispatch, self.limits
+      running, self.tokens_per_dispatch, self.limits
     )
     longest = max(sequence.num_tokens for sequence in running)
-    self._state, generated = write(
+    self._state, generated = self._programs.decode(
       self._writer_params,
       self._state,
       rows,

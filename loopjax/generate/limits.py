@@ -23,13 +23,11 @@ class Limits(NamedTuple):
     prompt_tokens: number of these reserved for the prompt; 0 for none.
     min_loops, num_loops: minimum and maximum number of loops per token.
     exit_rule: the rule of early exits.
-    on_cpu: whether processing several tokens together takes longer than one.
     rows_at_once: sequences decoded in one call; None for all slots, also empty
       ones.
     unrolls: whether each loop of a token can be compiled separately.
     by_depth: whether rows can be in different loops.
-    check_drafts: raises UserError if fewer loops cannot draft tokens.
-    check_prefill: raises UserError if they cannot prefill prompts.
+    check_prefill: raises UserError if fewer loops cannot prefill prompts.
   """
 
   num_tokens: int
@@ -38,11 +36,9 @@ class Limits(NamedTuple):
   min_loops: int
   num_loops: int
   exit_rule: str
-  on_cpu: bool
   rows_at_once: int | None
   unrolls: bool
   by_depth: bool
-  check_drafts: Callable[[], None]
   check_prefill: Callable[[], None]
 
   @property
@@ -61,14 +57,15 @@ class Limits(NamedTuple):
     return self.exit_rule != "fixed"
 
   @property
-  def has_drafts(self) -> bool:
-    """Whether fewer loops can draft tokens."""
-    return self.num_loops > 1 and _holds(self.check_drafts)
-
-  @property
   def has_prefill(self) -> bool:
     """Whether fewer loops can prefill prompts."""
-    return self.num_loops > self.min_loops and _holds(self.check_prefill)
+    if self.num_loops == self.min_loops:
+      return False
+    try:
+      self.check_prefill()
+    except UserError:
+      return False
+    return True
 
   def row_sizes(self, num_slots: int) -> list[int]:
     """The compiled numbers of sequences decoded together."""
@@ -143,14 +140,6 @@ class Limits(NamedTuple):
         f"exit_threshold={request.exit_threshold} has no effect with a fixed"
         " number of loops"
       )
-    if request.draft_loops:
-      self.check_drafts()
-      max_loops = (loops or high) - 1
-      if not 1 <= request.draft_loops <= max_loops:
-        raise UserError(
-          f"draft_loops={request.draft_loops} is not in [1, {max_loops}]: it"
-          " must be less than the loops that verify a draft"
-        )
     if request.prefill_loops:
       self.check_prefill()
       max_loops = loops or high
@@ -179,15 +168,6 @@ class Limits(NamedTuple):
     )
 
 
-def _holds(check: Callable[[], None]) -> bool:
-  """Whether a check raises no UserError."""
-  try:
-    check()
-  except UserError:
-    return False
-  return True
-
-
 def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
   """The limits of an engine that runs a model.
 
@@ -206,10 +186,8 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     min_loops=1 if cached.reading.exits else num_loops,
     num_loops=num_loops,
     exit_rule=cached.exit_rule,
-    on_cpu=cached.platform == "cpu",
     rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
     unrolls=takes_rows and cached.unrolls(params, model.config),
     by_depth=cached.batches_by_depth,
-    check_drafts=functools.partial(cached.check_drafts, model.config),
     check_prefill=functools.partial(cached.check_prefill, model.config),
   )

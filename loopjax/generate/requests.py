@@ -24,8 +24,6 @@ class GenerationRequest:
       generated token, at most 20.
     num_loops: maximum number of loops per token; 0 for the engine's.
     exit_threshold: see `loop.exits.ExitPolicy`; 1 for no early exits.
-    draft_loops: number of loops that draft tokens, which all loops then verify,
-      see `speculation`; 0 for no drafts.
     prefill_loops: number of loops for all tokens of the prompt but the last,
       see `program.read_chunks`; 0 for as many as in decoding.
   """
@@ -37,7 +35,6 @@ class GenerationRequest:
   top_log_probabilities: int = 0
   num_loops: int = 0
   exit_threshold: float = 1.0
-  draft_loops: int = 0
   prefill_loops: int = 0
 
   def __post_init__(self) -> None:
@@ -53,12 +50,6 @@ class GenerationRequest:
       )
     if not 0 < self.exit_threshold <= 1:
       raise UserError(f"exit_threshold={self.exit_threshold} is not in (0, 1]")
-    if self.draft_loops and self.exit_threshold < 1:
-      raise UserError(
-        f"draft_loops={self.draft_loops} and"
-        f" exit_threshold={self.exit_threshold} exclude each other: drafts are"
-        " verified with all loops"
-      )
 
 
 class GeneratedToken(NamedTuple):
@@ -75,9 +66,6 @@ class GeneratedToken(NamedTuple):
       `exit_kept="computed"` the model ran all of them.
     finish: why the generation ended with this token: "stop" (a stop token) or
       "length" (the maximum number of tokens); None if it did not.
-    accepted: whether a draft of the token was accepted; None without a draft.
-    computed: number of loops that it took: `loops`; with drafts, the loops of
-      all tokens drafted together, counted at the first of them.
     copied: number of cached tokens of the prompt, at the first token of a text.
   """
 
@@ -87,28 +75,21 @@ class GeneratedToken(NamedTuple):
   top: tuple[tuple[int, float], ...]
   loops: int
   finish: str | None
-  accepted: bool | None = None
-  computed: int = 0
   copied: int = 0
 
 
 @dataclasses.dataclass
 class Costs:
-  """The loops that generated tokens cost, and the results of their drafts.
+  """The loops that generated tokens cost.
 
   Attributes:
     exits: how many tokens exited after each number of loops.
-    computed: loops that were computed, see `GeneratedToken`.
-    accepted, rejected: tokens with a draft, by its result.
     copied: cached tokens of prompts.
   """
 
   exits: collections.Counter[int] = dataclasses.field(
     default_factory=collections.Counter
   )
-  computed: int = 0
-  accepted: int = 0
-  rejected: int = 0
   copied: int = 0
 
   @property
@@ -124,24 +105,10 @@ class Costs:
   def add(self, token: GeneratedToken) -> None:
     """Counts one more token."""
     self.exits[token.loops] += 1
-    self.computed += token.computed
     self.copied += token.copied
-    if token.accepted is not None:
-      self.accepted += token.accepted
-      self.rejected += not token.accepted
 
   def __iadd__(self, other: "Costs") -> "Costs":
     for field in dataclasses.fields(self):
       total = getattr(self, field.name) + getattr(other, field.name)
       setattr(self, field.name, total)
     return self
-
-  def of_drafts(self) -> str:
-    """A line on the drafts; "" if there were none."""
-    drafts = self.accepted + self.rejected
-    if not drafts:
-      return ""
-    return (
-      f"drafts: {self.accepted / drafts:.1%} of {drafts} accepted;"
-      f" {self.computed / self.tokens:.3f} loops computed per token"
-    )

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 
 _RECENT = 16  # Tokens.
-_DRAFT_DECAY = 0.97  # Decay of the counts of drafts with each further draft.
 
 
 @dataclasses.dataclass
@@ -20,7 +19,6 @@ class RunningSequence:
     num_read: number of tokens of its prompt that were prefilled or copied.
     num_copied: number of tokens of its prompt that were copied.
     num_generated: number of tokens that were generated.
-    drafts: accepted and rejected drafts; old ones count less.
     loops: mean number of loops of its tokens; old ones count less. 0 before the
       first.
   """
@@ -30,7 +28,6 @@ class RunningSequence:
   num_read: int = 0
   num_copied: int = 0
   num_generated: int = 0
-  drafts: tuple[float, float] = (0.0, 0.0)
   loops: float = 0.0
 
   @property
@@ -48,10 +45,6 @@ class RunningSequence:
     """Counts a token that was generated."""
     self.num_generated += 1
     self.loops += (token.loops - self.loops) / min(self.num_generated, _RECENT)
-    if token.accepted is not None:
-      accepted, rejected = (_DRAFT_DECAY * number for number in self.drafts)
-      new = int(token.accepted)
-      self.drafts = accepted + new, rejected + 1 - new
 
 
 BySlot = dict[int, RunningSequence]
@@ -103,16 +96,12 @@ class Scheduler:
   def parts(self, max_size: int) -> list[BySlot]:
     """Groups of sequences in decoding, by slot, with a maximum size.
 
-    The sequences of a group have the same `draft_loops` and similar lengths.
+    The sequences of a group have similar lengths.
     """
-    groups: dict[int, list[int]] = {}
     by_length = sorted(self.generating.items(), key=lambda x: x[1].num_tokens)
-    for slot, sequence in by_length:
-      groups.setdefault(sequence.request.draft_loops, []).append(slot)
     return [
-      {slot: self.generating[slot] for slot in group[start : start + max_size]}
-      for group in groups.values()
-      for start in range(0, len(group), max_size)
+      dict(by_length[start : start + max_size])
+      for start in range(0, len(by_length), max_size)
     ]
 
   def start_generating(self, slot: int) -> None:

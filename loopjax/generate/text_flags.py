@@ -19,7 +19,6 @@ class TextFlags(NamedTuple):
   stop: list[str]
   sampling: Sampling
   exit_threshold: float
-  draft_loops: int
   prefill_loops: int
   prompt_tokens: int
 
@@ -54,13 +53,6 @@ def add_flags(parser: Parser) -> None:
     type=float,
     default=1.0,
     help="below 1, tokens exit the loop early [1.0]",
-  )
-  parser.add_argument(
-    "--draft_loops",
-    type=int,
-    default=0,
-    help="number of loops that draft tokens, which all loops then verify; 0 for"
-    " no drafts [0]",
   )
   parser.add_argument(
     "--prefill_loops",

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from loopjax.generate.engine import Engine
 from loopjax.generate.prefixes import BLOCK
-from loopjax.generate.programs import sizes, slots
+from loopjax.generate.programs import slots
 from loopjax.generate.requests import GenerationRequest
 
 
@@ -15,8 +13,8 @@ def compile_programs(engine: Engine) -> int:
   """Runs all programs once, so later requests compile nothing.
 
   Prompts of every chunk size, alone and in groups, with all loops and with
-  fewer; and texts of every length and number, with and without fewer loops,
-  exits and drafts; each with and without log-probabilities.
+  fewer; and texts of every length and number, with and without fewer loops
+  and exits; each with and without log-probabilities.
 
   Args:
     engine: an engine without requests.
@@ -68,20 +66,10 @@ def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
   depths += [slots.LOOPS] * (limits.min_loops < limits.num_loops)
   depths += [slots.EXITS] * limits.has_exits
   depths += [slots.BY_DEPTH] * (limits.by_depth and size > 1)
-  ways: list[dict[str, Any]] = [{"depth": x} for x in dict.fromkeys(depths)]
-  if limits.has_drafts:
-    ways += [
-      {
-        "draft_loops": np.int32(1),
-        "num_drafts": num,
-        "num_rounds": sizes.rounds(num, engine.tokens_per_dispatch),
-      }
-      for num in sizes.NUM_DRAFTS
-    ]
   for num_top in (0, limits.num_top):
     for span in limits.spans:
-      for way in ways:
-        yield {"num_top": num_top, "span": span, **way}
+      for depth in dict.fromkeys(depths):
+        yield {"num_top": num_top, "span": span, "depth": depth}
 
 
 def _request(

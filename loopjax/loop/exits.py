@@ -103,18 +103,6 @@ class ExitPolicy:
     return (rule != "fixed" or self.fills) and self.kept != "computed"
 
 
-class Resumed(NamedTuple):
-  """Tokens whose first loops have been run; `read` runs the remaining ones.
-
-  Attributes:
-    state: their states after these loops, [B, S, D].
-    num_loops: m >= 1, number of these loops; i32 scalar.
-  """
-
-  state: Any
-  num_loops: Array | int
-
-
 class ExitState(NamedTuple):
   """The progress of every row.
 

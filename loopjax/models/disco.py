@@ -202,7 +202,7 @@ def read(
 ) -> tuple[Output, Cache]:
   """`Reading.read` with early exits: `exiting.read`, with both channels.
 
-  The state of a token that exits or resumes later is H^k, before the channels.
+  The state of a token that exits is H^k, before the channels.
   """
   table = model.readout_table()
 
@@ -241,8 +241,6 @@ FAMILY = Family(
   reading=dataclasses.replace(
     reading.READING,
     read=read,
-    exits=Exits(
-      check=exiting.check_ungated, check_resumes=exiting.check_resumes
-    ),
+    exits=Exits(check=exiting.check_ungated),
   ),
 )

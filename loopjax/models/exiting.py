@@ -56,15 +56,6 @@ def check_ungated(config: Any, rule: str, kept: str, kind: str) -> None:
     )
 
 
-def check_resumes(config: Any, kind: str) -> None:
-  """Raises UserError for a cache that does not support resuming."""
-  del config
-  if kind != "per_loop":
-    raise UserError(
-      f"resuming after some loops needs cache_kind='per_loop', got {kind!r}"
-    )
-
-
 def read(
   model: Any,
   tokens: Array,
@@ -73,16 +64,12 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
-  resumed: exits.Resumed | None = None,
   between: Between | None = None,
 ) -> tuple[Output, Cache]:
   """`Reading.read` with early exits; without them if there is no policy.
 
   `between`, if there is one, computes the input of each loop after the first
   from the state after the previous loop, [B, S, D].
-
-  With a policy, `resumed` continues where an earlier call with these tokens and
-  positions stopped; the trace of an output has the "state" to resume from.
 
   The loop ends when all rows have exited. If rows have several tokens, which
   are parts of prompts, they run up to `exit_policy.num_loops` loops without an
@@ -108,10 +95,9 @@ def read(
 
   rule = exit_policy.rule if tokens.shape[1] == 1 else "fixed"
   reads = jnp.any(valid, axis=1)
-  num_done = resumed.num_loops if resumed else 0
-  start = resumed.state if resumed else model.embed(tokens, None)
+  start = model.embed(tokens, None)
   hidden, cache, loops = run(
-    model, exit_policy, rule, step, (start, cache), reads, num_loops, num_done
+    model, exit_policy, rule, step, (start, cache), reads, num_loops
   )
   return finish(
     model, exit_policy, rule, num_loops, hidden, loops, cache, metadata
@@ -151,7 +137,7 @@ def finish(
     losses={},
     stats={"loops_run": loops.astype(jnp.float32)},
     loops={},
-    trace={"state": hidden},
+    trace={},
     hidden=model.readout_input(hidden),
   )
   return output, cache.extended(metadata.places)
@@ -165,7 +151,6 @@ def run(
   start: tuple[Array, Any],
   reads: Array,
   num_loops: int,
-  num_done: Array | int = 0,
   read_out: ReadOut | None = None,
 ) -> tuple[Array, Any, Array]:
   """Runs loops until all rows have exited.
@@ -180,7 +165,6 @@ def run(
     start: (hidden, cached) before the first loop. `cached` is any pytree.
     reads: bool [B], rows that read tokens.
     num_loops: K, the maximum.
-    num_done: m < K, number of loops that already ran; 0 if all are computed.
     read_out: (hidden [B, S, D] after a loop, cached, live) -> (logits of the
       last token [B, V], cached); called in every loop if `rule` needs it. The
       model's `logits` if None.
@@ -191,16 +175,13 @@ def run(
   """
 
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
-    k = k + num_done
     return one_loop(model, exit_policy, rule, step, read_out, carry, k), None
 
   hidden, cached = start
   history = exits.no_read_outs(rule, len(hidden), model.spec.vocab_size)
-  first = exits.start(reads)
-  first = first._replace(loops=first.loops + num_done)
   (_, hidden, cached, state, _), _, _ = driver.run_loop(
     loop,
-    (hidden, hidden, cached, first, history),
+    (hidden, hidden, cached, exits.start(reads), history),
     num_loops,
     kind="scan" if exit_policy.kept == "computed" else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),

@@ -226,7 +226,6 @@ FAMILY = Family(
     exits=Exits(
       rule=exiting.exit_rule,
       check=exiting.check_exits,
-      check_resumes=exiting.check_resumes,
       by_depth=by_depth.BY_DEPTH,
     ),
   ),

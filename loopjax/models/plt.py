@@ -387,8 +387,8 @@ FAMILY = Family(
   untrained=untrained,
   reads_out_every_loop=every_loop.reads_out_every_loop,
   reading=Reading(
-    # A window forgets: no prefix can be shared, no draft rejected, and no loop
-    # skipped, which would leave a gap in it.
+    # A window forgets: no prefix can be shared, and no loop skipped, which
+    # would leave a gap in it.
     caches=("window",),
     empty_cache=empty_cache,
     read=reading.read,

@@ -191,8 +191,6 @@ FAMILY = Family(
   reading=dataclasses.replace(
     reading.READING,
     read=read,
-    exits=Exits(
-      check=exiting.check_ungated, check_resumes=exiting.check_resumes
-    ),
+    exits=Exits(check=exiting.check_ungated),
   ),
 )

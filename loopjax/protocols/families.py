@@ -55,8 +55,7 @@ class EmptyCache(Protocol):
 class Read(Protocol):
   """A function that processes tokens: prefill or decode.
 
-  Of a family with `Exits` it also takes `exit_policy`: `ExitPolicy | None`, and
-  if these have `check_resumes` also `resumed`: `exits.Resumed | None`.
+  Of a family with `Exits` it also takes `exit_policy`: `ExitPolicy | None`.
   """
 
   def __call__(
@@ -155,17 +154,11 @@ class Exits:
     check: raises UserError for exits that a model does not support.
     rule: config -> the exit rule of models with this config, unless another is
       chosen. By default all loops run.
-    check_resumes: of a family whose `read` can stop after some loops and resume
-      later, (config, kind of cache); raises UserError for a kind that does not
-      support this. `read` then takes `resumed` together with an exit policy,
-      and its output's trace has "state", [B, S, D], to resume from. Both calls
-      together fill the cache like one call with all loops.
     by_depth: decoding of rows in different loops.
   """
 
   check: CheckExits
   rule: Callable[[Any], str] = lambda _: "fixed"
-  check_resumes: Callable[[Any, str], None] | None = None
   by_depth: ByDepth | None = None
 
 

@@ -74,10 +74,7 @@ class Answer:
     return total
 
   def usage(self) -> dict[str, Any]:
-    """Token counts, and the mean number of loops per sampled token.
-
-    Drafts are reported where OpenAI's API reports predicted outputs.
-    """
+    """Token counts, and the mean number of loops per sampled token."""
     costs, num_prompt = self.costs(), self._completion.num_prompt_tokens
     usage: dict[str, Any] = {
       "prompt_tokens": num_prompt,
@@ -89,12 +86,6 @@ class Answer:
     firsts = self.choices[:: self._completion.num_choices]
     if copied := sum(choice.costs.copied for choice in firsts):
       usage["prompt_tokens_details"] = {"cached_tokens": copied}
-    if costs.accepted + costs.rejected:
-      usage["computed_loops_per_token"] = costs.computed / costs.tokens
-      usage["completion_tokens_details"] = {
-        "accepted_prediction_tokens": costs.accepted,
-        "rejected_prediction_tokens": costs.rejected,
-      }
     return usage
 
   def last_chunk(self) -> dict[str, Any]:

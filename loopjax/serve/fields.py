@@ -1,7 +1,7 @@
 """The JSON fields of a request body, checked one by one.
 
 They follow OpenAI's completions and chat completions. `num_loops`,
-`exit_threshold`, `draft_loops`, `prefill_loops`, `top_k`, `min_p`,
+`exit_threshold`, `prefill_loops`, `top_k`, `min_p`,
 `repetition_penalty`, `add_generation_prompt` and `continue_final_message` are
 extensions, two of which may have their old names (`run.renames`). A field
 that would have no effect here is rejected, never silently ignored.
@@ -20,7 +20,7 @@ from loopjax.serve.errors import ClientError
 _COMMON = (
   "model", "stream", "stream_options", "max_tokens", "temperature", "top_p",
   "top_k", "min_p", "repetition_penalty", "n", "stop", "seed", "logprobs",
-  "num_loops", "exit_threshold", "draft_loops", "prefill_loops",
+  "num_loops", "exit_threshold", "prefill_loops",
 )  # fmt: skip
 _COMPLETION = {*_COMMON, "prompt", "echo"}
 _CHAT = {

@@ -31,15 +31,6 @@ class ServerMetrics:
       "Sum over sampled tokens of the loop after which they exited.",
       **shared,
     )
-    self.drafts = prometheus_client.Counter(
-      "loopjax_drafts",
-      "Drafted tokens by result.",
-      ["result"],
-      **shared,
-    )
-    self.computed = prometheus_client.Counter(
-      "loopjax_computed_loops", "Loops computed for sampled tokens.", **shared
-    )
     self.first = prometheus_client.Histogram(
       "loopjax_first_token_seconds", "Time until the first token of a request.",
       buckets=_BUCKETS, **shared,
@@ -60,6 +51,3 @@ class ServerMetrics:
     self.tokens.labels("cached").inc(costs.copied)
     self.tokens.labels("completion").inc(usage["completion_tokens"])
     self.loops.inc(costs.loops)
-    self.computed.inc(costs.computed)
-    self.drafts.labels("accepted").inc(costs.accepted)
-    self.drafts.labels("rejected").inc(costs.rejected)

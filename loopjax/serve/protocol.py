@@ -19,8 +19,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 _TEXTS = ("role", "content", "name")  # Of a message.
 # They would change the prompt's scores, or what belongs to which part.
 _WITHOUT_ECHO = (
-  "stream", "stop", "num_loops", "exit_threshold", "draft_loops",
-  "prefill_loops",
+  "stream", "stop", "num_loops", "exit_threshold", "prefill_loops",
 )  # fmt: skip
 
 
@@ -146,7 +145,6 @@ def parse(
         top_log_probabilities=num_top,
         num_loops=loops,
         exit_threshold=fields_lib.number(fields, "exit_threshold", 1.0, 0, 1),
-        draft_loops=fields_lib.integer(fields, "draft_loops", 0, 0, _MAX_INT),
         prefill_loops=fields_lib.integer(
           fields, "prefill_loops", fewer, 0, _MAX_INT
         ),

@@ -245,20 +245,6 @@ def test_more_samples_leave_the_first_as_they_were(run, answered, tmp_path):
 
 
 @pytest.mark.long
-def test_drafts_change_no_answer(run, answered, tmp_path, capsys):
-  _, questions = answered
-  flags = (questions, f"--out={tmp_path}", "--temperature=0")
-  for more in ((), ("--draft_loops=1",)):
-    assert answer(run, *flags, *more) == 0
-  assert re.search(r"drafts: .* accepted; ", capsys.readouterr().out)
-  plain, drafted = (
-    rows_of(tmp_path / f"q{name}.answers.jsonl")
-    for name in ("", ",draft_loops=1")
-  )
-  assert drafted == plain
-
-
-@pytest.mark.long
 def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
   """As many tokens as the text: the same answers as without the limit."""
   _, questions = answered
@@ -284,7 +270,7 @@ OTHER = {
   "slots": None, "out": "there", "max_new_tokens": 7, "samples": None,
   "stop": "e", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
   "repetition_penalty": 1.5, "seed": 5, "exit_threshold": 0.5,
-  "draft_loops": 1, "prefill_loops": 1, "prompt_tokens": 9, "bos": "none",
+  "prefill_loops": 1, "prompt_tokens": 9, "bos": "none",
 }  # fmt: skip
 
 

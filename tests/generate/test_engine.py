@@ -139,18 +139,16 @@ def test_few_that_are_as_long_write_together(monkeypatch, name, options):
 
 
 def test_short_ones_write_together_and_long_ones():
-  """In any slots; never with and without drafts together."""
+  """In any slots."""
   lengths, scheduler = (9, 2, 8, 1, 3), Scheduler(5)
   for length in lengths:
-    drafts = 1 if length == 3 else 0
-    request = GenerationRequest((1,) * length, 4, GREEDY, draft_loops=drafts)
-    scheduler.add(request)
+    scheduler.add(GenerationRequest((1,) * length, 4, GREEDY))
   scheduler.admit()
   for slot, sequence in list(scheduler.prefilling.items()):
     sequence.num_read = len(sequence.request.prompt)
     scheduler.start_generating(slot)
   found = [[one.num_read for one in x.values()] for x in scheduler.parts(2)]
-  assert found == [[1, 2], [8, 9], [3]]
+  assert found == [[1, 2], [3, 8], [9]]
 
 
 def test_all_slots_write_together_where_weights_are_large(monkeypatch):
@@ -225,9 +223,8 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
 
 
 @pytest.mark.long
-def test_a_warm_engine_compiles_nothing_more(monkeypatch):
+def test_a_warm_engine_compiles_nothing_more():
   """For any requests: all lengths, together, scores, and any loops."""
-  monkeypatch.setattr(sizes, "NUM_DRAFTS", (2,))
   small = {"num_layers": 1, "num_loops": 2}  # Loops are copied if few write.
   engine = engine_of(
     "looped", changes=small, num_slots=2, max_tokens=60, prompt_chunk=16
@@ -242,13 +239,12 @@ def test_a_warm_engine_compiles_nothing_more(monkeypatch):
     [
       GenerationRequest(
         (1,) * length, 80, top_log_probabilities=top,
-        **{"sampling": GREEDY, **more},
+        sampling=GREEDY, **more,
       )
       for length in (1, 16, 17, 60)
       for top in (0, 3)
       for more in (
         {}, {"exit_threshold": 0.3}, {"num_loops": 1}, {"prefill_loops": 1},
-        {"draft_loops": 1}, {"draft_loops": 1, "sampling": Sampling()},
       )
     ]
   )  # fmt: skip
@@ -256,13 +252,12 @@ def test_a_warm_engine_compiles_nothing_more(monkeypatch):
 
 
 def test_all_ways_to_write_are_compiled_of_models_that_have_them():
-  """Fewer loops, exits and any number of drafts; plain models have none."""
+  """Fewer loops, and exits; plain models have none."""
 
   def ways(name, size):
-    found = warm._ways(engine_of(name), size)
-    return {way.get("depth") or way["num_drafts"] for way in found}
+    return {way["depth"] for way in warm._ways(engine_of(name), size)}
 
-  assert ways("looped", 1) == {"loops", "exits", *sizes.NUM_DRAFTS}
+  assert ways("looped", 1) == {"loops", "exits"}
   assert ways("looped", 3) == {"unrolled", "by_depth", *ways("looped", 1)}
   assert ways("transformer", 3) == {"loops"}
 

@@ -40,20 +40,6 @@ def test_a_text_follows_its_prompt_and_a_report_counts(run, capsys):
 
 
 @pytest.mark.long
-def test_drafts_change_the_report_alone(run, capsys):
-  flags = (str(run), "--prompt=Loops", *FLAGS, "--report")
-  assert entry.main([*flags]) == 0
-  whole, report = capsys.readouterr()
-  assert "drafts" not in report
-  assert entry.main([*flags, "--draft_loops=1"]) == 0
-  drafted, report = capsys.readouterr()
-  assert drafted == whole
-  assert "2.000 of 2 loops per token" in report
-  line = next(x for x in report.splitlines() if x.startswith("drafts: "))
-  assert "of 11 accepted; " in line and "loops computed per token" in line
-
-
-@pytest.mark.long
 def test_a_file_of_prompts_becomes_a_line_a_text(
   run, tmp_path, monkeypatch, capsys
 ):
@@ -137,7 +123,6 @@ def test_as_many_tokens_as_fit_unless_a_number_is_given(run, capsys):
   (("{run}",), "pass one of --prompt=TEXT, --prompts=FILE and --chat"),
   (("{run}", "--prompt=a", "--prompts=b"), "pass one of --prompt=TEXT"),
   (("{run}", "--prompt=a", "--slots=3"), "--slots=3 has no effect without"),
-  (("{run}", "--prompt=a", "--draft_loops=2"), "draft_loops=2 is not in"),
   (("{run}", "--prompt=a", "--prefix_mib=-1"), "--prefix_mib=-1 must be at"),
   (("{hub}", "--checkpoint=3", "--prompt=a"), "hub is not a run"),
   (("{run}", "--prompt=a", "--dtype=float32"), "--dtype=float32 has no"),

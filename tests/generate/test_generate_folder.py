@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import crossing
 
 pytest.importorskip("tokenizers")
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "hub"))
@@ -74,35 +73,6 @@ def test_a_published_layout_writes_what_transformers_would(tmp_path):
   for (token,), row in zip(found, np.asarray(expected), strict=True):
     assert token.token == row.argmax()
     assert token.log_probability == pytest.approx(row.max(), abs=1e-4)
-
-
-@pytest.mark.long
-@crossing("once", [False, True], manual=[True])
-def test_loops_of_nanbeige_draft(tmp_path, once):
-  """As for any `looped` model, with a norm after each loop or the last."""
-  loops = {"num_loops": 3, "skip_loop_final_norm": once}
-  folder = examples.make_folder(tmp_path / "hub", "nanbeige", config=loops)
-  language_model = source.load_folder(folder, dtype="float32")
-  engine = source.make_engine(language_model, num_slots=1, max_tokens=16)
-
-  def text(draft_loops):
-    (found,) = engine.generate(
-      [
-        GenerationRequest(
-          (3, 1, 4), 12, Sampling(temperature=0), draft_loops=draft_loops
-        )
-      ]
-    )
-    return found
-
-  plain, drafted = text(0), text(1)
-  assert [x.token for x in drafted] == [x.token for x in plain]
-  np.testing.assert_allclose(
-    [x.log_probability for x in drafted],
-    [x.log_probability for x in plain],
-    atol=1e-4,
-  )
-  assert {x.accepted for x in drafted[1:]} <= {True, False}
 
 
 @pytest.mark.long

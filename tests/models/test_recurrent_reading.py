@@ -173,10 +173,6 @@ def test_exits_that_there_are_not():
   damped = dataclasses.replace(CONFIG, update="damped")
   with pytest.raises(UserError, match="a loop depends on how many follow"):
     recurrent.check_exits(damped, "kl", "copy", "per_loop")
-  with pytest.raises(
-    UserError, match="resuming after some loops is unsupported with"
-  ):
-    recurrent.check_resumes(damped, "per_loop")
   recurrent.check_exits(damped, "fixed", "copy", "per_loop")
 
 

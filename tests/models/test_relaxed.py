@@ -145,5 +145,3 @@ def test_what_they_cannot_do_is_refused():
     dataclasses.replace(CONFIG, growth_steps=(1,), growth_loops=(3,))
   with refused("3 loops are more than model.num_loops=2"):
     recurrent.costs(CONFIG, SPEC, 3)
-  with refused("resuming after some loops"):
-    recurrent.check_resumes(CONFIG, "per_loop")

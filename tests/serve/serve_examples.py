@@ -21,10 +21,11 @@ TEXT = "Über allen Gipfeln ist Ruh, in allen Wipfeln spürest du kaum ein ☃."
 class Engine:
   """Writes one text for every prompt, a byte a step, with two loops each.
 
-  With drafts every other one is accepted, and one token of a prompt copied.
+  One token of each prompt is copied if the engine has `copies`.
 
   Attributes:
     added, cancelled: requests and numbers, in order.
+    copies: see above.
     go_on: steps wait for it.
   """
 
@@ -35,7 +36,7 @@ class Engine:
     self.added, self.cancelled, self.live = [], [], {}
     self.go_on, self.broken = threading.Event(), False
     self.go_on.set()
-    self.seconds = 0.0  # Of a step.
+    self.seconds, self.copies = 0.0, False  # Of a step.
 
   @property
   def idle(self):
@@ -65,12 +66,8 @@ class Engine:
         is_last = place + 1 == request.max_new_tokens
         token, finish = self.ids[place], "length" if is_last else None
       top = tuple((t, -1.0 - t) for t in range(request.top_log_probabilities))
-      drafts = (
-        (place % 2 == 1, 4, int(not place))
-        if request.draft_loops
-        else (None, 1)
-      )
-      new = GeneratedToken(number, token, -0.5, top, 2, finish, *drafts)
+      copied = int(self.copies and not place)
+      new = GeneratedToken(number, token, -0.5, top, 2, finish, copied)
       found.append(new)
       self.live[number] += 1
       if finish:

@@ -95,8 +95,7 @@ def test_what_is_asked_reaches_the_engine(served):
   response = served.post(
     prompt=["a", "bc"], n=2, max_tokens=3, temperature=0.5, top_p=0.9, top_k=7,
     min_p=0.1, repetition_penalty=1.5, seed=11, logprobs=4, num_loops=4,
-    exit_threshold=0.7, draft_loops=0, prefill_loops=3,
-    user="me",
+    exit_threshold=0.7, prefill_loops=3, user="me",
   )  # fmt: skip
   assert response.status_code == 200
   sampling = {
@@ -159,26 +158,17 @@ def test_prompts_are_read_with_the_servers_loops_unless_asked_otherwise():
   assert (asked(num_loops=2), asked(num_loops=4)) == (2, 3)
 
 
-def test_drafts_and_what_was_copied_are_reported(alone):
-  """Every second token is a draft that was accepted; each prompt copied."""
-  answers = [
-    alone.post(prompt="x", max_tokens=8, draft_loops=loops) for loops in (2, 0)
-  ]
-  drafted, plain = (answer.json() for answer in answers)
-  assert [one.draft_loops for one in alone.engine.added] == [2, 0]
-  assert drafted["usage"]["completion_tokens_details"] == {
-    "accepted_prediction_tokens": 4, "rejected_prediction_tokens": 4,
-  }  # fmt: skip
-  assert drafted["usage"]["computed_loops_per_token"] == 4.0
-  assert drafted["usage"]["loops_per_token"] == 2.0
-  assert drafted["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+def test_loops_and_what_was_copied_are_reported(alone):
+  plain = alone.post(prompt="x", max_tokens=8).json()
   assert plain["usage"].keys() == {
     "prompt_tokens", "completion_tokens", "total_tokens", "loops_per_token",
   }  # fmt: skip
-  wait_for(lambda: alone.number("loopjax_computed_loops_total") == 8 * 5)
+  alone.engine.copies = True
+  copied = alone.post(prompt="x", max_tokens=8).json()
+  assert copied["usage"]["loops_per_token"] == 2.0
+  assert copied["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+  wait_for(lambda: alone.number("loopjax_loops_total") == 2 * 8 * 2)
   metrics = alone.client.get("/metrics").text
-  assert 'loopjax_drafts_total{result="accepted"} 4.0' in metrics
-  assert 'loopjax_drafts_total{result="rejected"} 4.0' in metrics
   assert 'loopjax_tokens_total{kind="cached"} 1.0' in metrics
 
 
@@ -507,10 +497,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
   ({"prompt": "x", "top_p": 0}, "top_p", "top_p=0 must be more than 0"),
   ({"prompt": "x", "exit_threshold": 0}, "exit_threshold", "is not in (0, 1]"),
   ({"prompt": "x", "num_loops": 3}, "num_loops", "this model runs 4"),
-  ({"prompt": "x", "draft_loops": -1}, "draft_loops", "an integer from 0"),
-  ({"prompt": "x", "draft_loops": 1.5}, "draft_loops", "an integer from 0"),
-  ({"prompt": "x", "draft_loops": 1, "exit_threshold": 0.5}, "draft_loops",
-   "exclude each"),
+  ({"prompt": "x", "prefill_loops": 1.5}, "prefill_loops", "an integer from"),
   ({"prompt": "x", "prefill_loops": -1}, "prefill_loops", "an integer from"),
   ({"prompt": "x", "stop": ["a", ""]}, "stop", "none empty"),
   ({"prompt": "x", "stop": list("abcde")}, "stop", "up to four"),
@@ -537,8 +524,7 @@ def test_tokens_are_those_of_a_text_with_their_spaces(tmp_path):
    "the prompt has 201 tokens; the maximum is 200"),
   *(({"prompt": "x", "echo": True, name: value}, name,
    "unsupported with") for name, value in {"stream": True, "stop": "x",
-   "num_loops": 2, "exit_threshold": 0.5, "draft_loops": 1,
-   "prefill_loops": 1}.items()),
+   "num_loops": 2, "exit_threshold": 0.5, "prefill_loops": 1}.items()),
   ({"prompt": "x", "best_of": 3}, "best_of", "unsupported"),
   ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "unsupported"),
   ({"prompt": "x", "mesages": []}, "mesages", "unknown field"),
@@ -756,9 +742,10 @@ def test_fields_that_clients_send_and_nothing_hangs_on(served):
 
 def test_no_more_tokens_are_cached_than_a_prompt_has(alone):
   """Of two choices the second copies what the first has read."""
-  answer = alone.post(prompt=["x", "yz"], max_tokens=4, draft_loops=2)
+  alone.engine.copies = True
+  answer = alone.post(prompt=["x", "yz"], max_tokens=4)
   assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
-  answer = alone.post(prompt="x", n=3, max_tokens=4, draft_loops=2)
+  answer = alone.post(prompt="x", n=3, max_tokens=4)
   assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 

@@ -117,8 +117,6 @@ def run(options: Options) -> None:
       f" compilation; cache: {engine.cache_bytes:,} bytes for"
       f" {engine.num_slots} in parallel"
     )
-  if drafts := costs.of_drafts():
-    print(drafts)
   print(f"{path}\n\n{scores.table(metrics, options.text.samples, ks)}")
 
 
@@ -197,7 +195,6 @@ def _requests(
       ),
       stop_tokens=model.stop_tokens,
       exit_threshold=flags.exit_threshold,
-      draft_loops=flags.draft_loops,
       prefill_loops=flags.prefill_loops,
     )
     for one in samples
@@ -253,10 +250,7 @@ def _facts(
     },
     **{
       name: value
-      for name, value in (
-        ("draft_loops", flags.draft_loops),
-        ("prefill_loops", flags.prefill_loops),
-      )
+      for name, value in (("prefill_loops", flags.prefill_loops),)
       if value
     },
     "cache_kind": engine.cache_kind,
@@ -273,7 +267,6 @@ def _path(options: Options) -> pathlib.Path:
     "num_loops": flags.num_loops,
     "exit_rule": flags.exit_rule,
     "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
-    "draft_loops": text.draft_loops or None,
     "prefill_loops": text.prefill_loops or None,
     "cache_kind": flags.cache_kind,
     "prompt_tokens": text.prompt_tokens or None,

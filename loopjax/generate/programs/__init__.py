@@ -1,4 +1,4 @@
 """What the engine compiles: `program` reads prompts (`prefill`) and writes
-tokens (`decoding`, `speculation`) with a `cached_model`, for a batch of `slots`
+tokens (`decoding`) with a `cached_model`, for a batch of `slots`
 of one of a few `sizes`.
 """

@@ -71,16 +71,6 @@ class CachedModel(NamedTuple):
     """Whether a token's cache entries do not depend on later calls."""
     return self.cache_kind == "per_loop" and self.reading.has_places
 
-  def check_drafts(self, config: Any) -> None:
-    """Raises UserError if self-speculative decoding is unsupported."""
-    early = self.reading.exits
-    if not (early and early.check_resumes):
-      raise UserError(
-        "draft_loops: this model family does not support self-speculative"
-        " decoding"
-      )
-    early.check_resumes(config, self.cache_kind)
-
   def check_prefill(self, config: Any) -> None:
     """Raises UserError if prefill with fewer loops is unsupported."""
     if not self.reading.exits:
@@ -200,7 +190,6 @@ class CachedModel(NamedTuple):
     num_loops: Array | None,
     exit_threshold: Array,
     span: int | None,
-    resumed: exits.Resumed | None = None,
     fills: bool = False,
   ) -> tuple[Output, Any]:
     """See `Reading.read`.
@@ -215,7 +204,6 @@ class CachedModel(NamedTuple):
         loops run.
       span: number of cache entries that attention reads, see `HasSpan`; None
         for all.
-      resumed: see `Exits`, for a family that resumes.
       fills: as in `ExitPolicy`.
     """
     options: dict[str, Any] = {"num_loops": self.num_loops, "valid": valid}
@@ -223,8 +211,6 @@ class CachedModel(NamedTuple):
       options["exit_policy"] = exits.ExitPolicy(
         exit_threshold, num_loops, self.exit_rule, self.exit_kept, fills
       )
-    if resumed is not None:
-      options["resumed"] = resumed
     cache = self._within(cache, span)
     output, cache = self.reading.read(model, tokens, cache, **options)
     return output, self._within(cache, None)

@@ -16,7 +16,6 @@ from loopjax.generate.programs.cached_model import CachedModel, read_out
 from loopjax.generate.programs.slots import (
   BY_DEPTH,
   EXITS,
-  NO_DRAFT,
   UNROLLED,
   Generated,
   Slots,
@@ -147,8 +146,6 @@ def sampled(
     num_top,
     valid=live,
     loops=loops,
-    draft=jnp.full_like(token, NO_DRAFT),
-    computed=jnp.zeros_like(loops),
   )
   return slots._replace(
     token=jnp.where(live, token, slots.token),

@@ -1,7 +1,6 @@
 """The programs of the engine: reading prompts, and generating tokens.
 
-Buffers are donated and updated in place. `decoding` generates without drafts,
-`speculation` with drafts.
+Buffers are donated and updated in place.
 """
 
 import functools
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.generate.programs import decoding, speculation
+from loopjax.generate.programs import decoding
 from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.generate.programs.decoding import sampled
@@ -32,12 +31,10 @@ class Programs(NamedTuple):
     prefill: (params, state, chunks, num_top=, span=) -> (state, generated).
     decode: (params, state, rows, num_top=, span=, depth=) -> (state,
       generated), see `in_rows`.
-    speculate: the same with the options of `speculation.speculate`.
   """
 
   prefill: Any
   decode: Any
-  speculate: Any
 
 
 def of_params(
@@ -61,25 +58,17 @@ def _programs(
 ) -> Programs:
   """The programs of a model, which its engines share.
 
-  They are compiled when they are first called. `decode` and `speculate` take
-  the parameters of `CachedModel.for_decoding`, which made `decoding_model`.
+  They are compiled when they are first called. `decode` takes the parameters of
+  `CachedModel.for_decoding`, which made `decoding_model`.
   """
   read = functools.partial(prefill, cached_model=model, axes=axes)
-  write, draft = (
-    functools.partial(in_rows, cached_model=decoding_model, **options)
-    for options in (
-      {"write": decoding.decode, "num_steps": num_steps},
-      {"write": speculation.speculate},
-    )
+  write = functools.partial(
+    in_rows, cached_model=decoding_model, num_steps=num_steps
   )
   static = ("num_top", "span")
-  of_drafts = ("num_drafts", "num_rounds")
   return Programs(
     jax.jit(read, static_argnames=static, donate_argnames="state"),
     jax.jit(write, static_argnames=(*static, "depth"), donate_argnames="state"),
-    jax.jit(
-      draft, static_argnames=(*static, *of_drafts), donate_argnames="state"
-    ),
   )
 
 
@@ -152,10 +141,11 @@ def in_rows(
   state: State,
   rows: Array,
   *,
-  write: Any,
   cached_model: CachedModel,
+  num_steps: int,
+  num_top: int,
   span: int | None,
-  **options: Any,
+  depth: str,
 ) -> tuple[State, Generated]:
   """Generates tokens in some slots.
 
@@ -164,25 +154,30 @@ def in_rows(
     state: donated.
     rows: i32 [R], the slots; B, which is out of range, for none. If R is B,
       slot i is in place i, or waits.
-    write: `decoding.decode` or `speculation.speculate`.
     cached_model: the model without its parameters.
+    num_steps, num_top, depth: see `decoding.decode`.
     span: number of cache entries that attention reads, at least as many as the
       longest sequence has tokens, new ones included; None for all.
-    options: other arguments of `write`.
 
   Returns:
     The state, and the generated tokens [n, R].
   """
-  call = functools.partial(write, cached_model=cached_model, **options)
+  call = functools.partial(
+    decoding.decode,
+    cached_model=cached_model,
+    num_steps=num_steps,
+    num_top=num_top,
+    depth=depth,
+  )
   active = rows < len(state.slots.token)
-  unstack = options.get("depth") == UNROLLED
+  unstack = depth == UNROLLED
   if len(rows) == len(state.slots.token) and not unstack:
     return call(params, state, active, span=span)
   part = slots_lib.of_rows(state, rows, span, unstack)
   part, generated = call(params, part, active, span=None)
   num_tokens = len(generated.valid)
-  if options.get("depth") == BY_DEPTH:
-    num_tokens = decoding.max_tokens_by_depth(options["num_steps"])
+  if depth == BY_DEPTH:
+    num_tokens = decoding.max_tokens_by_depth(num_steps)
   return slots_lib.with_rows(state, part, rows, num_tokens), generated
 
 

@@ -1,18 +1,13 @@
 """The shapes that programs are compiled for: few, with little padding."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from loopjax.protocols import Reading
 from loopjax.types import TaskSpec
 
 SMALLEST_SPAN = 64
-NUM_DRAFTS = (2, 4, 8)
-# Cost of each further token that is read in the same call, relative to the
-# first:
-# benchmarks/results/2026-11-24_cpu_2cores_speculation.md.
-_COST_ON_CPU = 0.25
 _SMALLEST_CHUNK = 16
 # Weights that stay in a CPU's caches are as fast for eight rows as for more,
 # and the places that so few attend to stay there, too:
@@ -85,38 +80,3 @@ def span(num_tokens: int, max_tokens: int) -> int:
   while size < num_tokens:
     size = size * 4 // 3 if size % 3 == 0 else size * 3 // 2
   return min(size, max_tokens)
-
-
-def drafts(
-  counts: Iterable[tuple[float, float]],
-  share: float,
-  num_tokens: int,
-  *,
-  on_cpu: bool,
-) -> tuple[int, int]:
-  """(drafts of a round, rounds of a call) of `speculation.speculate`.
-
-  Maximises the expected number of tokens for the time of a round.
-
-  Args:
-    counts: accepted and rejected drafts of the sequences that draft together.
-    share: share of the loops that draft.
-    num_tokens: tokens that a call without drafts generates; with drafts these
-      are at most twice as many.
-    on_cpu: whether processing several tokens together takes longer than one.
-  """
-  accepted, rejected = (sum(each) for each in zip(*counts, strict=True))
-  acceptance = (accepted + 2) / (accepted + rejected + 3)  # At first 2 in 3.
-  extra_cost = _COST_ON_CPU if on_cpu else 0.0
-
-  def tokens_by_time(num: int) -> float:
-    tokens = sum(acceptance**i for i in range(num))
-    return tokens / (num * share + (1 - share) * (1 + extra_cost * (num - 1)))
-
-  num = max(NUM_DRAFTS, key=tokens_by_time)
-  return num, rounds(num, num_tokens)
-
-
-def rounds(num_drafts: int, num_tokens: int) -> int:
-  """Rounds of a call with drafts, from the tokens of a call without."""
-  return max(1, 2 * num_tokens // num_drafts)

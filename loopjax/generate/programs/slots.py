@@ -17,9 +17,8 @@ from loopjax.types import Array
 
 MAX_STOPS = 8  # Stop tokens of a request.
 MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
-# Why a sequence ends with a token; whether the token's draft was accepted.
+# Why a sequence ends with a token.
 UNFINISHED, STOP, LENGTH = range(3)
-NO_DRAFT, REJECTED, ACCEPTED = range(3)
 # How many loops rows run: "unrolled": all; every loop is compiled by itself.
 # "loops": as many as each may. "exits": the exit rule is computed as well; all
 # wait for the last. "by_depth": the same, and no row waits.
@@ -98,8 +97,6 @@ class Generated(NamedTuple):
     top_tokens, top_log_probabilities: [B, n], its most likely tokens.
     loops: f32 [B], number of loops that the model ran.
     finish: i32 [B], UNFINISHED, STOP or LENGTH.
-    draft: i32 [B], NO_DRAFT, REJECTED or ACCEPTED.
-    computed: f32 [B], see `GeneratedToken`; arbitrary without a draft.
   """
 
   valid: Any
@@ -109,8 +106,6 @@ class Generated(NamedTuple):
   top_log_probabilities: Any
   loops: Any
   finish: Any
-  draft: Any
-  computed: Any
 
 
 def empty_state(

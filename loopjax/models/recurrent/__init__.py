@@ -4,7 +4,6 @@ from loopjax.models.recurrent.config import GROUPS, Config, costs
 from loopjax.models.recurrent.model import TRACES, Model
 from loopjax.models.recurrent.reading import (
   check_exits,
-  check_resumes,
   empty_cache,
   read,
   reads_out_every_loop,
@@ -30,7 +29,7 @@ FAMILY = Family(
     read=read,
     has_span=True,
     has_places=True,
-    exits=Exits(check=check_exits, check_resumes=check_resumes),
+    exits=Exits(check=check_exits),
     unstacked=unstacked,
   ),
 )

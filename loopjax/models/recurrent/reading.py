@@ -44,33 +44,13 @@ def reads_out_every_loop(config: Any) -> bool:
   return config.update != "damped"
 
 
-def check_resumes(config: Any, kind: str) -> None:
-  """See `Exits.check_resumes`.
-
-  A damped loop depends on how many there are; rows in different loops share the
-  parameters of a call.
-  """
-  _check_update(config, "resuming after some loops")
-  if config.relaxed_rank:
-    raise UserError(
-      "resuming after some loops is unsupported with"
-      f" model.relaxed_rank={config.relaxed_rank}: loops differ in parameters"
-    )
-  exiting.check_resumes(config, kind)
-
-
-def _check_update(config: Any, what: str) -> None:
-  if config.update == "damped":
-    raise UserError(
-      f"{what} is unsupported with model.update='damped': a loop depends on how"
-      " many follow"
-    )
-
-
 def check_exits(config: Any, rule: str, kept: str, kind: str) -> None:
   """See `Exits.check`: there is no gate, and the core has an injected input."""
-  if rule != "fixed":
-    _check_update(config, f"the exit rule {rule!r}")
+  if rule != "fixed" and config.update == "damped":
+    raise UserError(
+      f"the exit rule {rule!r} is unsupported with model.update='damped': a"
+      " loop depends on how many follow"
+    )
   exiting.check_ungated(config, rule, kept, kind)
 
 
@@ -91,7 +71,6 @@ def read(
   num_loops: int | None = None,
   valid: Array | None = None,
   exit_policy: exits.ExitPolicy | None = None,
-  resumed: exits.Resumed | None = None,
 ) -> tuple[Output, PartsCache]:
   """`Reading.read` with early exits, as `exiting.read`.
 
@@ -110,7 +89,6 @@ def read(
   metadata, out_of_range = call.metadata, cache.capacity
   injected, state, started = model.start(call, tokens, cache)
   assert started is not None
-  num_done = resumed.num_loops if resumed else 0
 
   def live_call(live: Array) -> causal.Call:
     places = jnp.where(live[:, None], metadata.places, out_of_range)
@@ -133,10 +111,9 @@ def read(
     exit_policy,
     rule,
     step,
-    (resumed.state if resumed else state, (started.core, started.coda)),
+    (state, (started.core, started.coda)),
     jnp.any(valid, axis=1),
     num_loops,
-    num_done,
     read_out,
   )
   if exit_policy.skips(rule):
@@ -145,4 +122,4 @@ def read(
   output, new_cache = model.finish(call, hidden, finished)
   assert new_cache is not None
   stats = {"loops_run": loops.astype(jnp.float32)}
-  return output._replace(stats=stats, trace={"state": hidden}), new_cache
+  return output._replace(stats=stats), new_cache
