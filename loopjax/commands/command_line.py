@@ -101,8 +101,7 @@ class ConfigParser(Parser):
       for word in settings:
         key, equals, text = word.removeprefix(_SETTING).partition("=")
         given = text if equals else None
-        name, value = presets.assign(options.config, key, given)
-        options.overrides[name] = value
+        options.overrides[key] = presets.assign(options.config, key, given)
     return options
 
 

@@ -21,7 +21,6 @@ from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.protocols import Registry
-from loopjax.run import renames
 from loopjax.types import LoopOptions
 
 NAMES: Mapping[str, Registry[Any]] = {"model": MODELS, "task": TASKS}
@@ -44,12 +43,12 @@ SECTIONS: Mapping[str, Any] = {
 class Config(ml_collections.ConfigDict):
   """A config that remembers which settings the user set.
 
-  They are not among its values: config.json lacks them. `by_user` has the name
-  by which the user set each, which may be an old one.
+  `by_user` has their names. They are not among its values: config.json lacks
+  them.
   """
 
   def __init__(self, *args: Any, **kwargs: Any):
-    object.__setattr__(self, "by_user", {})
+    object.__setattr__(self, "by_user", set())
     super().__init__(*args, **kwargs)
 
   def __setstate__(self, state: dict[str, Any]) -> None:  # Of a deep copy.
@@ -106,53 +105,31 @@ def by_user(config: ml_collections.ConfigDict) -> frozenset[str]:
 
 def set_by_user(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> None:
   """`override` with the values of a user, who is told which have no effect.
 
   Where they make another setting moot, `resolve` resets that one.
-
-  Returns:
-    The values by present names.
-
-  Raises:
-    UserError: as in `override`, or the user set a setting by another name.
   """
-  present = override(config, values)
+  override(config, values)
   if isinstance(config, Config):
-    for name, typed_name in zip(present, values, strict=True):
-      before = config.by_user.setdefault(name, typed_name)
-      if before != typed_name:
-        raise renames.twice(typed_name if before == name else before, name)
-  return present
+    config.by_user.update(values)
 
 
 def override(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> None:
   """Sets "section.key" values in place.
 
   A new "model.name" or "task.name" replaces the section with the fields of that
-  family or task; fields that both have keep their values. A line on standard
-  error says the present names of settings that have old ones.
-
-  Returns:
-    The values by present names, in order.
+  family or task; fields that both have keep their values.
 
   Raises:
-    UserError: a key is unknown, a value has the wrong type, or a setting is set
-      by its old name and its present one.
+    UserError: a key is unknown, or a value has the wrong type.
   """
-  present: dict[str, Any] = {}
   # Once: a ConfigDict takes long to iterate over.
   settings_by_name = sections.flatten(config)
-  for typed, new_value in values.items():
-    family = config.model.name
-    renames.say(family, {typed: new_value})
-    ((key, value),) = renames.present(family, {typed: new_value}).items()
-    value = value.item() if isinstance(value, np.generic) else value
-    if key in present or (key != typed and key in values):
-      raise renames.twice(typed, key)
-    present[key] = value
+  for key, given in values.items():
+    value = given.item() if isinstance(given, np.generic) else given
     if key in ("model.name", "task.name"):
       _switch(config, key.removesuffix(".name"), value)
       settings_by_name = sections.flatten(config)
@@ -167,7 +144,6 @@ def override(
     except (KeyError, AttributeError, ValueError) as error:
       message = " ".join(str(error.args[0]).split())  # A KeyError is quoted.
       raise UserError(f"{key}={value!r}: {message}") from error
-  return present
 
 
 def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:

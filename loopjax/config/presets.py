@@ -20,7 +20,6 @@ from loopjax import sections
 from loopjax.config import overrides
 from loopjax.errors import UserError, similar
 from loopjax.models import MODELS
-from loopjax.run import renames
 
 # {"section": {"key": value}}.
 Block = Mapping[str, Mapping[str, Any]]
@@ -238,7 +237,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 def assign(
   config: ml_collections.ConfigDict, key: str, text: str | None
-) -> tuple[str, Any]:
+) -> Any:
   """Sets a setting to what the user's text says.
 
   Args:
@@ -247,7 +246,7 @@ def assign(
     text: a Python literal; true, false, 1 or 0 for a flag, which None sets.
 
   Returns:
-    (the setting's present name, its value).
+    The setting's value.
 
   Raises:
     UserError: as in `config.override`, or another setting has no text.
@@ -255,16 +254,14 @@ def assign(
   value: Any = text
   values = sections.flatten(config)
   before = values.get(key)
-  if renamed := renames.find(config.model.name, key):
-    before = next(iter(renamed.values), values[renamed.name])
   if isinstance(before, bool):
     value = True if text is None else _BOOLEANS.get(text.lower(), text)
   elif text is None:
-    overrides.check_key(config, renamed.name if renamed else key, values)
+    overrides.check_key(config, key, values)
     raise UserError(f"--config.{key} needs a value")
   elif not isinstance(before, str):
     # `override` raises the error for text of another type.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
-  (name,) = config_lib.set_by_user(config, {key: value})
-  return name, sections.flatten(config)[name]
+  config_lib.set_by_user(config, {key: value})
+  return sections.flatten(config)[key]

@@ -28,8 +28,8 @@ from loopjax.models import MODELS
 from loopjax.nn import lora, remat
 from loopjax.optim import chain, parameters
 from loopjax.protocols import Dataclass
-from loopjax.run import renames, zoo
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 from loopjax.sections import flatten
 from loopjax.types import LoopOptions
 
@@ -391,14 +391,9 @@ def config_of_run(
       )
     for section, names in NAMES.items():
       names.register_recorded(recorded[section])
-    model = recorded["model"]["name"]
-    config = make(model, recorded["task"]["name"])
+    config = make(recorded["model"]["name"], recorded["task"]["name"])
     config.lock()
-    if not str(workdir).startswith(
-      zoo.PREFIX
-    ):  # Users cannot change its config.
-      renames.say(model, flatten(recorded), str(path))
-    override(config, flatten(renames.of_config(recorded)))
+    override(config, flatten(recorded))
     if tokenizer := config.task.get("tokenizer"):
       config.task.tokenizer = workdir_lib.kept_tokenizer(path.parent, tokenizer)
     return config

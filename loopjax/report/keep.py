@@ -20,7 +20,7 @@ from loopjax import sections
 from loopjax.data.text import files
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
 from loopjax.report import runs as runs_lib
-from loopjax.run import provenance, renames, zoo
+from loopjax.run import provenance, zoo
 from loopjax.run import workdir as workdir_lib
 
 _RUNS = "runs"  # Written for the folder in which a run is.
@@ -157,10 +157,7 @@ def _kept(
     return {}
   try:
     kept = {
-      item["directory"]: {
-        **{k: v for k, v in item.items() if k != "overrides"},
-        "config": renames.of_config(item["config"]),
-      }
+      item["directory"]: {k: v for k, v in item.items() if k != "overrides"}
       for item in content["items"]
     }
     theirs = content["sweep"]

@@ -10,8 +10,8 @@ from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.report import papers
 from loopjax.report.paper import Paper
-from loopjax.run import renames, zoo
 from loopjax.run import workdir as workdir_lib
+from loopjax.run import zoo
 
 VERDICTS = ("reproduced", "same direction", "not here", "not run")
 _DAMAGED = "damaged: "
@@ -236,10 +236,8 @@ def _read_plan(path: pathlib.Path) -> Plan:
   if is_kept:
     directory /= path.name.removesuffix(KEPT)
   try:
-    # Items have no config in sweeps of earlier versions.
-    items = [_present(item) for item in manifest["items"]]
-    configs = [item.get("config", {}) for item in items]
-    models = [config.get("model", {}).get("name", "") for config in configs]
+    items = manifest["items"]
+    models = [item["config"]["model"]["name"] for item in items]
     # The first may belong to the family that the others start from.
     model = models[-1] if models else ""
     arguments = [
@@ -260,9 +258,7 @@ def _read_plan(path: pathlib.Path) -> Plan:
       task=manifest.get("task", ""),
       title=manifest.get("title", ""),
       verdict=manifest.get("verdict", ""),
-      chosen_for=tuple(
-        renames.present(model, dict.fromkeys(manifest["chosen_for"]))
-      )
+      chosen_for=tuple(manifest["chosen_for"])
       if "chosen_for" in manifest
       else None,
       model=model,
@@ -272,26 +268,13 @@ def _read_plan(path: pathlib.Path) -> Plan:
         else read_run(
           directory / item["directory"],
           item["overrides"],
-          {**sections.flatten(item.get("config", {})), **item["overrides"]},
+          {**sections.flatten(item["config"]), **item["overrides"]},
         )
         for item in items
       ],
     )
-  except UserError as error:
-    raise UserError(f"{path}: {error}") from error
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(f"{path}: is not a list of runs: {error!r}") from error
-
-
-def _present(item: Mapping[str, Any]) -> dict[str, Any]:
-  """An item whose settings have present names."""
-  config = renames.of_config(item.get("config", {}))
-  family = config.get("model", {}).get("name", "")
-  overrides = renames.without_removed(
-    config, renames.present(family, item["overrides"])
-  )
-  found = {**item, "overrides": overrides}
-  return {**found, "config": config} if config else found
 
 
 def _kept_run(directory: pathlib.Path, item: Mapping[str, Any]) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 
 from loopjax import checks
 from loopjax.errors import UserError, local_path, unreadable, writing
-from loopjax.run import renames, zoo
+from loopjax.run import zoo
 
 # Sections that may differ between starts: they do not affect what is learned
 # (but for a learned depth, which compares the rows of a device).
@@ -187,7 +187,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_config(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json, the settings of a run by section, by present names.
+  """Reads config.json, the settings of a run by section.
 
   Raises:
     UserError: it cannot be read, or was not written by loopjax: Hub folders
@@ -209,10 +209,7 @@ def read_config(workdir: pathlib.Path) -> dict[str, Any]:
   ]
   if wrong:
     raise _foreign(path, wrong[0])
-  try:
-    return renames.of_config(value)
-  except UserError as error:
-    raise UserError(f"{path}: {error}") from error
+  return value
 
 
 def path_of(where: object) -> pathlib.Path:

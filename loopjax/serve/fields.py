@@ -3,8 +3,8 @@
 They follow OpenAI's completions and chat completions. `num_loops`,
 `exit_threshold`, `prefill_loops`, `top_k`, `min_p`,
 `repetition_penalty`, `add_generation_prompt` and `continue_final_message` are
-extensions, two of which may have their old names (`run.renames`). A field
-that would have no effect here is rejected, never silently ignored.
+extensions. A field that would have no effect here is rejected, never silently
+ignored.
 """
 
 import json
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopjax.errors import UserError, one_line
-from loopjax.run import renames
 from loopjax.serve.errors import ClientError
 
 _COMMON = (
@@ -57,7 +56,7 @@ _FIELDS = {
 
 
 def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
-  """The fields of a body that are not null, by their present names.
+  """The fields of a body that are not null.
 
   Args:
     body: the body of a request.
@@ -65,7 +64,7 @@ def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
 
   Raises:
     ClientError: the body is not a JSON object, or a field is unknown, has a
-      value that is not supported or has its old name and its present one.
+      value that is not supported.
   """
   try:
     fields = json.loads(body, parse_constant=_reject_constant)
@@ -76,11 +75,6 @@ def parse(body: bytes, *, chat: bool) -> dict[str, Any]:
   if not isinstance(fields, dict):
     raise ClientError("the body is not a JSON object")
   fields = {name: x for name, x in fields.items() if x is not None}
-  renames.say(renames.REQUEST, fields, "requests")  # To who runs the server.
-  try:
-    fields = renames.present(renames.REQUEST, fields)
-  except UserError as error:
-    raise ClientError(str(error), param=str(error).split()[0]) from error
   for name, value in fields.items():
     if name in (_CHAT if chat else _COMPLETION) or name in _IGNORED:
       continue

@@ -13,7 +13,7 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.config import presets
 from loopjax.errors import UserError, similar, writing
-from loopjax.run import naming, renames
+from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
 
 
@@ -75,7 +75,9 @@ def make_items(
     changed = config.copy_and_resolve_references()
     changed.lock()
     try:
-      overrides = config_lib.set_by_user(changed, overrides)
+      config_lib.set_by_user(changed, overrides)
+      values = sections.flatten(changed)  # Not NumPy's numbers.
+      overrides = {key: values[key] for key in overrides}
       settings = config_lib.resolve(changed)
       settings.check_run("train_and_eval")
       settings.check_schedule()
@@ -113,7 +115,7 @@ class _Known(NamedTuple):
   Attributes:
     sweep: NAME; "" for an earlier item.
     overrides: as in the file.
-    config: its resolved config; empty in files of earlier versions.
+    config: its resolved config.
     directory: name of its directory.
   """
 
@@ -135,13 +137,11 @@ def _known(workdir: pathlib.Path, name: str) -> list[_Known]:
         _Known(
           manifest["sweep"],
           dict(item["overrides"]),
-          renames.of_config(item.get("config", {})),
+          item["config"],
           item["directory"],
         )
         for item in manifest["items"]
       ]
-    except UserError as error:
-      raise UserError(f"{path}: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise UserError(f"{path}: is not a list of runs: {error!r}") from error
   return items

@@ -1,6 +1,7 @@
 """Config files, presets and their mistakes."""
 
 import copy
+import json
 
 import jax
 import pytest
@@ -540,3 +541,14 @@ def test_a_seed_means_the_same_numbers_everywhere():
   ):
     with other, pytest.raises(UserError, match=name):
       config_lib.resolve(config)
+
+
+def test_a_setting_that_is_newer_than_a_run_has_its_default_there(tmp_path):
+  config = load_config("lm_looped", "smoke")
+  there = config_lib.to_dict(config)
+  del there["optim"]["lora_rank"], there["run"]["stop_after"]
+  (tmp_path / "config.json").write_text(json.dumps(there))
+  config_lib.check_config(tmp_path, config_lib.to_dict(config), "train")
+  config_lib.override(config, {"optim.lora_rank": 8})
+  with pytest.raises(UserError, match=r"optim.lora_rank \(0 there, 8 here\)$"):
+    config_lib.check_config(tmp_path, config_lib.to_dict(config), "train")

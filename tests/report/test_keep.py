@@ -11,6 +11,7 @@ from report_examples import write_run
 from tests_support import ROOT, load_config
 
 from loopjax import config as config_lib
+from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
 from loopjax.report import grouping, keep, page, tables
@@ -410,3 +411,14 @@ def test_the_committed_report_is_of_the_committed_runs(tmp_path):
   there = {path.name for path in (committed / "report_figures").iterdir()}
   assert pictures == there
   assert "not complete" not in made and "incomplete" not in made
+
+
+def test_kept_runs_have_no_unknown_settings():
+  plans, others = runs_lib.collect([ROOT / "benchmarks" / "runs"])
+  runs = [run for plan in plans for run in plan.runs] + others
+  assert runs
+  for run in runs:
+    names = (run.config[section]["name"] for section in ("model", "task"))
+    known = sections.flatten(config_lib.make(*names))
+    for values in (sections.flatten(run.config), run.overrides, run.settings):
+      assert set(values) <= set(known), run.directory

@@ -488,15 +488,6 @@ def test_an_english_task_has_no_numbers_of_the_symbolic_one(tmp_path):
     assert ("about 90" in markdown) != bool(vanilla)
 
 
-def test_a_sweep_of_an_earlier_version_has_what_its_items_say(workdir):
-  path = workdir / "sweep-memory_curve.json"
-  manifest = workdir_lib.read_json(path)
-  for item in manifest["items"]:
-    del item["config"]
-  workdir_lib.write_json(path, manifest)
-  assert "57.4\u00a0±\u00a00.7" in written(workdir)[1].read_text()
-
-
 def figures_of(monkeypatch, groups, sweep):
   """The figures of a sweep's panels: one, or none."""
   figures = []
@@ -940,7 +931,13 @@ def test_values_are_escaped(workdir):
     "sweep": bad,
     "config": bad,
     "model": bad,
-    "items": [{"overrides": {"model.x": bad}, "directory": bad}],
+    "items": [
+      {
+        "overrides": {"model.x": bad},
+        "directory": bad,
+        "config": {"model": {"name": bad}},
+      }
+    ],
   }
   workdir_lib.write_json(workdir / "sweep-<img src=x>.json", manifest)
   html, markdown = (path.read_text() for path in written(workdir))

@@ -18,10 +18,8 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.generate import source
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.generate.sampling import Sampling
-from loopjax.run import renames
 from loopjax.saved import language_model
 from loopjax.serve import answers
-from loopjax.serve.errors import ClientError
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -117,31 +115,6 @@ def test_what_is_asked_reaches_the_engine(served):
     for seed in (11, 12)
   ]
   assert [c["index"] for c in response.json()["choices"]] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("old", "value"), [("loops", 3), ("exit", 0.5)])
-def test_an_old_name_of_a_field(old, value, capsys):
-  """The server says the present one, once; with both a request is refused."""
-  protocol = examples.protocol
-  model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, None)
-
-  def asked(**fields):
-    body = json.dumps({"prompt": "x", **fields}).encode()
-    _, (requests, *_) = protocol.parse(body, {"tiny": model}, chat=False)
-    return requests[0]
-
-  name = renames.RENAMED[renames.REQUEST, old].name
-  for _ in range(2):
-    assert getattr(asked(**{old: value}), name) == value
-  assert capsys.readouterr().err == f"note: requests: {old} is now {name}\n"
-  with pytest.raises(ClientError, match=f"{old} is the old name of {name}"):
-    asked(**{old: value, name: value})
-  assert getattr(asked(**{old: None, name: value}), name) == value
-
-
-def test_the_table_has_two_old_names_of_fields():
-  old = {name for of, name in renames.RENAMED if of == renames.REQUEST}
-  assert old == {"loops", "exit"}
 
 
 def test_prompts_are_read_with_the_servers_loops_unless_asked_otherwise():
