@@ -73,8 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--max_tokens",
     type=int,
-    help="maximum length, including the prompt [as in training; of a model of"
-    f" the Hub its own, at most {convert.MAX_TOKENS}]",
+    help="maximum length, including the prompt [as in training]",
   )
   parser.add_argument(
     "--prefix_mib",
