@@ -15,7 +15,7 @@ _USAGE = """\
 loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
   play zoo:sudoku_nine          watch a trained model think, in the browser
   zoo list                      trained models that come with the package
-  --list                        configs, their presets, and how long each takes
+  --list                        configs and their presets
   train --config=sudoku_utm     train and evaluate; also describe, sweep
 With a RUN, a work directory or zoo:NAME (watch: only work directories):
   report, table, watch, play    HTML page, table of runs, curves, loop by loop

@@ -1,6 +1,6 @@
 """Describes the model and costs of a config, and lists configs and presets.
 
-Nothing is built: costs are counted, and times are estimated for this machine.
+Nothing is built: costs are counted.
 """
 
 import ast
@@ -21,7 +21,6 @@ from loopjax.models import MODELS
 from loopjax.optim import chain
 from loopjax.program import step, tree_size
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import durations, machine
 
 
 def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -155,12 +154,10 @@ def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
 
 # "  tiny    description," and its continuation lines.
 _DESCRIBED = re.compile(r"^  (\w+) +(\S.*(?:\n {8}.*)*)", re.MULTILINE)
-_TOO_LONG = 10 * 365 * 86_400  # Seconds.
 _USAGE = """\
 loopjax train --config=FILE[:preset][,section.key=value...]
 
-The default preset is :tiny. Times are rough: counted FLOPs divided by this
-machine's current rate of matrix products."""
+The default preset is :tiny."""
 
 
 def listing() -> str:
@@ -180,14 +177,7 @@ def _config(path: pathlib.Path) -> str:
   lines = [_wrapped("", f"configs/{path.name}: {summary}", 2)]
   for name, text in _DESCRIBED.findall(rest):
     if name in names.get("PRESETS", ()):
-      with presets.running(path):
-        settings = config_lib.resolve(names["get_config"](name))
-      seconds = machine.training_seconds(
-        settings.training_flops, settings.model.width
-      )
-      long = seconds > _TOO_LONG
-      time = "too long" if long else durations.text(seconds)
-      lines.append(_wrapped(f"  :{name}", f"{time} here; {text}", 12))
+      lines.append(_wrapped(f"  :{name}", text, 12))
   return "\n".join(lines)
 
 

@@ -198,13 +198,6 @@ class Settings(NamedTuple):
     """Whether the model reads rows of one length only."""
     return self.family.reading is None or self.spec.num_answer_tokens > 0
 
-  @property
-  def training_flops(self) -> float:
-    """FLOPs of the whole run."""
-    costs = self.family.costs(self.model, self.spec, self.model.num_loops)
-    examples = self.run.num_steps * self.run.batch_size
-    return examples * profiling.training_flops(costs)
-
   def check_trains(self) -> None:
     """Raises UserError if the parameters can only be read, not trained."""
     if self.plain["model"].get("precision") == "bfloat16_params":

@@ -20,7 +20,7 @@ from loopjax.errors import NO_READER, UserError
 from loopjax.program import step as step_lib
 from loopjax.program import teacher as teacher_lib
 from loopjax.program.step import BadSteps
-from loopjax.run import machine, metrics, preemption, profiling
+from loopjax.run import metrics, preemption, profiling
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity
 from loopjax.train import evaluate
@@ -95,7 +95,6 @@ def train(
   mesh, batch_size = context.program.mesh, options.batch_size
   steps = profiling.step_range(options.profile_steps, options.num_steps)
   tracer = profiling.Tracer(steps, context.workdir / "profile")
-  first_calls = machine.FirstCalls(options.num_steps, writer.say)
 
   @jax.transfer_guard("allow")
   def save() -> None:
@@ -131,7 +130,6 @@ def train(
       pending.append(record)
       step += steps_per_call
       clock.count(steps_per_call)
-      first_calls.after(step, record)
       if options.debug_nans and not np.all(jax.device_get(record["accepted"])):
         reason = find_nan(context.program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)

@@ -22,14 +22,7 @@ from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
 from loopjax.program import step as step_lib
 from loopjax.program import teacher as teacher_lib
-from loopjax.run import (
-  boards,
-  machine,
-  metrics,
-  preemption,
-  processes,
-  provenance,
-)
+from loopjax.run import boards, metrics, preemption, processes, provenance
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity, restore
@@ -96,11 +89,6 @@ def run(
   ):
     print(f"{workdir} is already complete")
     return done
-  if jax.process_index() == 0:
-    will_take = machine.prediction(
-      settings.training_flops, settings.model.width
-    )
-    print(f"time: {will_take}", flush=True)
   # Recorded at the start: the checkout may change during the run.
   environment = provenance.environment()
   teacher = teacher_lib.read(settings)

@@ -9,12 +9,6 @@ import loopjax
 from loopjax import sections
 from loopjax.commands import describe
 from loopjax.config import presets
-from loopjax.run import machine
-
-
-@pytest.fixture(autouse=True)
-def two_cores(monkeypatch):
-  monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
 
 
 def test_every_preset_of_every_config_is_listed(monkeypatch):
@@ -27,16 +21,12 @@ def test_every_preset_of_every_config_is_listed(monkeypatch):
   assert max(len(line) for line in describe.listing().splitlines()) <= 80
 
 
-def test_a_preset_says_what_it_takes_here_and_what_it_is(monkeypatch):
+def test_a_preset_says_what_it_is(monkeypatch):
   monkeypatch.chdir(ROOT)
   lines = describe.listing().partition("configs/sudoku_utm.py")[2].splitlines()
   assert lines[0].startswith(": UTM on Sudoku: memory tokens")
-  tiny, paper = (
-    next(line for line in lines if line.startswith(f"  :{name}"))
-    for name in ("tiny", "paper")
-  )
-  assert tiny.startswith("  :tiny     4 minutes here; 6x6 boards")
-  assert "days here; 59,872 steps" in paper
+  tiny = next(line for line in lines if line.startswith("  :tiny"))
+  assert tiny.startswith("  :tiny     6x6 boards, 3 minutes on 2 CPU cores.")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from loopjax import errors, score, train
 from loopjax import main as main_lib
 from loopjax.analysis import figures
 from loopjax.errors import UserError
-from loopjax.run import machine
 from loopjax.run import workdir as workdir_lib
 from loopjax.train import score as score_lib
 from loopjax.watch import runs as watch_runs
@@ -139,18 +138,14 @@ def main(tmp_path):
 BARE = "--config=configs/sudoku_utm.py"
 
 
-def test_a_config_is_all_that_a_run_needs(main, monkeypatch, tmp_path, capsys):
-  monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
-  monkeypatch.setattr(machine, "_MEASURED_SECONDS", 0.0)
+def test_a_config_is_all_that_a_run_needs(main, tmp_path, capsys):
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == "work directory: runs/sudoku_utm-smoke"
   assert lines[1].startswith("preset: smoke; others: --config=configs/sudoku_u")
   assert {":gpu,", ":tiny,", ":nine,", ":extreme"} <= set(lines[1].split())
-  assert lines[2].startswith("time: about a few seconds, estimated")
   compiling = lines.index("compiling the training step")
   assert lines[compiling + 1].startswith("compiled the training step in ")
-  assert sum("steps per second; " in line for line in lines) == 1
   assert (tmp_path / "runs" / "sudoku_utm-smoke" / "summary.json").exists()
   assert main(f"{BARE}:smoke", "--mode=train") == 0
   said = capsys.readouterr().out
@@ -240,8 +235,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   )
 
 
-def test_without_a_config_it_says_how_to_find_one(monkeypatch, capsys):
-  monkeypatch.setattr(machine, "matrix_rate", lambda: 160e9)
+def test_without_a_config_it_says_how_to_find_one(capsys):
   assert command(main_lib.main) == 2
   missing = "error: --config=FILE is missing; --list shows the configs\n"
   assert capsys.readouterr() == ("", missing)
