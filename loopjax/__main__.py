@@ -17,8 +17,8 @@ loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
   zoo list                      trained models that come with the package
   --list                        configs and their presets
   train --config=sudoku_utm     train and evaluate; also describe, sweep
-With a RUN, a work directory or zoo:NAME (watch: only work directories):
-  report, table, watch, play    HTML page, table of runs, curves, loop by loop
+With a RUN, a work directory or zoo:NAME:
+  report, table, play           HTML page, table of runs, loop by loop
   generate, serve               text in the terminal, or over HTTP
   score, eval, answers          its own task, request files, pass@k
   analysis, hub                 states of multi-hop runs; import and export
@@ -39,7 +39,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "generate": ("loopjax.generate.__main__",),
   "hub": ("loopjax.hub.__main__",),
   "serve": ("loopjax.serve.__main__",),
-  "watch": ("loopjax.watch.__main__",),
   "play": ("loopjax.play.__main__",),
   "zoo": ("loopjax.zoo.__main__",),
 }

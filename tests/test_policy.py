@@ -30,7 +30,7 @@ LAYERS = (
   ("models", "data"), ("config",), ("program",), ("train",), ("commands",),
   ("hub",), ("saved",), ("generate",), ("analysis",),
   ("report", "sweep"),
-  ("main", "eval", "fit", "library", "play", "serve", "watch", "zoo"),
+  ("main", "eval", "fit", "library", "play", "serve", "zoo"),
   ("score",), ("__main__",),
 )  # fmt: skip
 
@@ -331,7 +331,7 @@ def test_the_type_checker_compares_every_task():
 # Tools around training. `analysis` and `generate` are used after it.
 TOOLS = {
   "analysis", "eval", "fit", "generate", "hub", "library", "play", "report",
-  "saved", "serve", "sweep", "watch", "zoo",
+  "saved", "serve", "sweep", "zoo",
 }  # fmt: skip
 # Modules that `main` loads for a config, including tools for the end of the
 # run.

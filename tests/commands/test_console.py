@@ -74,7 +74,6 @@ loopjax.__main__.main()
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
     (["generate", "--chat"], ["loopjax.generate", "--chat"]),
     (["eval", "runs/a", "--tasks=t"], ["loopjax.eval", "runs/a", "--tasks=t"]),
-    (["watch", "runs/a"], ["loopjax.watch", "runs/a"]),
     (["play", "runs/a"], ["loopjax.play", "runs/a"]),
     (["serve", "--port=1"], ["loopjax.serve", "--port=1"]),
     (["--list"], ["loopjax.main", "--list"]),
@@ -108,7 +107,7 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert capsys.readouterr().err == (
     "error: unknown command 'dance'; expected one of train, score, describe,"
     " sweep, report, table, fit, analysis, eval, answers, generate, hub, serve,"
-    " watch, play, zoo\n"
+    " play, zoo\n"
   )
   start(monkeypatch, "swep")
   assert capsys.readouterr().err.endswith("; did you mean 'sweep'?\n")

@@ -15,7 +15,7 @@ from loopjax.run import zoo
 COMMANDS = (
   "analysis.gradient_flow", "analysis.multihop.__main__", "eval.__main__",
   "eval.answers.__main__", "generate.__main__", "play.__main__",
-  "report.__main__", "report.keep",  "serve.__main__", "watch.__main__",
+  "report.__main__", "report.keep",  "serve.__main__",
 )  # fmt: skip
 SAID = {
   "checkpoint": r"checkpoint step \[newest\]",

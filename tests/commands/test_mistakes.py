@@ -108,12 +108,6 @@ MISTAKES = {
     (["a", "--also=missing", "--port=0"], "contains no run"),
     (["a", "--colour=red"], "unknown flag '--colour'"),
   ],
-  "watch": [
-    ([], "RUN"),
-    (["nowhere"], "nowhere contains no run"),
-    (["nowhere", "--every=0"], "--every=0 must be"),
-    (["nowhere", "--every=nan"], "--every=nan must be"),
-  ],
   "report": [
     (["none"], "no such directory"),
     (["."], "contains no run and no sweep"),
