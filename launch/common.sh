@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Sourced by the launch scripts.
 #
-# Exit statuses of a run, and of a script: 0 done, 2 user error, 3 diverged,
-# 4 stopped and saved, 5 another process was lost.
+# Exit statuses of a run, and of a script, are `ExitStatus` of loopjax/errors.py;
+# tests/launch compares them.
 
 DRY_RUN=${DRY_RUN:-0} # 1: print the commands, do nothing.
 MAX_RESTARTS=${MAX_RESTARTS:-100}
@@ -62,6 +62,17 @@ run() {
 # kills a process that waits for a lost one. 255 is a lost connection.
 again() {
   (($1 == 4 || $1 == 5 || $1 > 128))
+}
+
+# The exit status of a run of several processes, which has failed with status $1;
+# their own are the lines of standard input that are numbers. The least is the
+# cause: the others lost that process, and end with 5 or by a signal.
+cause() {
+  local line least=256
+  while read -r line; do
+    [[ $line =~ ^[1-9][0-9]*$ ]] && ((line < least)) && least=$line
+  done
+  echo $((least < 256 ? least : $1))
 }
 
 need_number MAX_RESTARTS

@@ -1,4 +1,5 @@
 #!/usr/bin/env python
+# Not run on a cluster yet; its YAML has what the schema of JobSet 0.12 knows.
 r"""Trains on Kubernetes: a run on several hosts, or a sweep.
 
   NAME=run1 IMAGE=example.com/loopjax CLAIM=shared HOSTS=4 GPUS=8 \
@@ -6,8 +7,8 @@ r"""Trains on Kubernetes: a run on several hosts, or a sweep.
 
 A run becomes a JobSet (https://jobset.sigs.k8s.io, 0.6 or newer): when a host
 is lost or preempted, all restart and resume. With --sweep=NAME it is an indexed
-Job, one item per index (Kubernetes 1.31 or newer). User errors and diverged
-runs are not retried.
+Job, one item per index (Kubernetes 1.31 or newer). Crashes, user errors and
+diverged runs are not retried.
 
   NAME, IMAGE     of the run; of the image, see launch/Dockerfile
   CLAIM, MOUNT    claim of a shared volume, and its mount path (/shared);
@@ -36,6 +37,8 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PORT = 8476  # Process 0's, for the others.
 GRACE_SECONDS = 120  # Time to save after SIGTERM.
+# A crash, a mistake, a run that diverged; and a container that cannot start.
+FINAL = (1, 2, 3, 126, 127, 128)
 
 # A slice's node pool runs exactly the slice's pods.
 PLACEMENT = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -144,7 +147,7 @@ def job_set(
     "completions": count,
     "parallelism": count,
     "backoffLimit": 0,  # One lost pod ends the Job; the JobSet starts it again.
-    "podFailurePolicy": {"rules": [on_exit("FailJob", 2, 3)]},
+    "podFailurePolicy": {"rules": [on_exit("FailJob", *FINAL)]},
     "template": pod("loopjax.main", flags, variables, environment),
   }
   return {
@@ -160,7 +163,7 @@ def job_set(
         "maxRestarts": number(environment, "MAX_RESTARTS", 100),
         "rules": [
           {
-            "name": "mistakeOrDiverged",
+            "name": "final",
             "action": "FailJobSet",
             "onJobFailureReasons": ["PodFailurePolicy"],
           }
@@ -178,7 +181,7 @@ def sweep_job(
 ) -> dict[str, Any]:
   """A sweep as an indexed Job, with one pod per item."""
   flags = [*arguments, "--item=$(JOB_COMPLETION_INDEX)"]
-  ended = on_exit("FailIndex", 1, 2, 3)  # 1: the item failed.
+  ended = on_exit("FailIndex", *FINAL)
   disruption = {
     "action": "Ignore",
     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -226,8 +229,8 @@ def pod(
     selector["cloud.google.com/gke-tpu-accelerator"] = environment["TPU"]
     selector["cloud.google.com/gke-tpu-topology"] = environment["TOPOLOGY"]
     devices = {"google.com/tpu": number(environment, "CHIPS", 4)}
-    # The chips belong to root, and their driver locks memory.
-    security = {"privileged": True, "runAsUser": 0}
+    # The driver locks memory. The chips belong to root, the image's user.
+    security = {"privileged": True}
   else:
     devices = {"nvidia.com/gpu": number(environment, "GPUS", 8)}
     security = {"allowPrivilegeEscalation": False}

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Not run on a cluster yet: its tests use stand-ins for SLURM.
 #SBATCH --job-name=loopjax
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -11,7 +12,8 @@
 #
 # Submits itself. 120 seconds before the time limit the run is told to save;
 # then, or if it loses a process, it is requeued under the same number. All nodes
-# must see --workdir and the Python environment of the submitting shell.
+# must see --workdir, this folder and the Python environment of the submitting
+# shell.
 # Partition, account and time limit: SBATCH_PARTITION, SBATCH_ACCOUNT,
 # SBATCH_TIMELIMIT and sbatch's other variables.
 #
@@ -33,21 +35,26 @@ need_flags "--config --workdir" "$@"
 
 # One task per GPU. Each task must see all GPUs of its node, because JAX selects
 # one by the task's number: no --gpus-per-task, which hides the others.
-step=(srun --kill-on-bad-exit=0 "--cpus-per-task=$CPUS"
-  "$PYTHON" -m loopjax.main "$@")
+# Other tasks end by themselves when one has failed.
+step=(srun --kill-on-bad-exit=0 "--cpus-per-task=$CPUS")
+program=("$PYTHON" -m loopjax.main "$@")
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
   run sbatch "--nodes=$NODES" "--gpus-per-node=$GPUS" \
     "--ntasks-per-node=$GPUS" "--cpus-per-task=$CPUS" launch/slurm.sh "$@"
   if [[ $DRY_RUN == 1 ]]; then
     echo "# in the job:"
-    quoted "${step[@]}"
+    quoted "${step[@]}" launch/task.sh FOLDER "${program[@]}"
   fi
   exit
 fi
 
-status=0
-"${step[@]}" || status=$?
+status=0 ended=$(mktemp -d "$PWD/loopjax-$SLURM_JOB_ID.XXXXXX")
+"${step[@]}" launch/task.sh "$ended" "${program[@]}" || status=$?
+if ((status)); then
+  status=$(cause "$status" < <(cat "$ended"/* 2>/dev/null))
+fi
+rm -r "$ended"
 if again "$status" && ((${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)); then
   echo "exit status $status; queued again"
   scontrol requeue "$SLURM_JOB_ID"

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Not run on a cluster yet: its tests use stand-ins for SLURM.
 #SBATCH --job-name=loopjax-sweep
 #SBATCH --requeue
 #SBATCH --open-mode=append

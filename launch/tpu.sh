@@ -15,7 +15,7 @@ machine() {
     --format='value(state)' 2>/dev/null || echo UNKNOWN
 }
 
-# Runs a command on every host; returns a non-zero exit status, if any.
+# Runs a command on every host; returns the first exit status that is not zero.
 on_hosts() {
   run gcloud compute tpus tpu-vm ssh "$NAME" "${where[@]}" --worker=all \
     --quiet "--command=$1"
@@ -46,6 +46,11 @@ train() {
     install || status=$?
     if ((status == 0)); then
       on_hosts "$directory/launch/tpu_host.sh run $attempt $flags" || status=$?
+      if ((status)); then
+        status=$(cause "$status" < <(
+          on_hosts "$directory/launch/tpu_host.sh status $attempt" 2>/dev/null
+        ))
+      fi
     fi
     # gcloud's own failures also return 1.
     if ((status == 1)) && [[ $(machine) != READY ]]; then

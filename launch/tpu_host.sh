@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
+# Not run on a TPU yet: its tests use stand-ins for gcloud and the machine.
 # Started by tpu_vm.sh and tpu_pod.sh on every host of a TPU.
 #
 #   launch/tpu_host.sh install             Python and loopjax, in this directory
 #   launch/tpu_host.sh run ATTEMPT FLAGS   a run: its output and exit status
+#   launch/tpu_host.sh status ATTEMPT      prints the exit status of a run
 #
 # A run outlives the connection. Repeating an ATTEMPT follows its run, as gcloud
 # does when the connection is lost; a new ATTEMPT first stops the old run.
@@ -74,9 +76,10 @@ follow() {
 
 case ${1:-} in
   install) install ;;
+  status) cat "$runs/$2.status" ;;
   run)
     shift
     follow "$@"
     ;;
-  *) echo "error: tpu_host.sh wants install or run" >&2 && exit 2 ;;
+  *) echo "error: tpu_host.sh wants install, run or status" >&2 && exit 2 ;;
 esac

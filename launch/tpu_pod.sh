@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Not run on a TPU yet: its tests use stand-ins for gcloud and the machine.
 # Trains on a Cloud TPU slice that it requests as a queued resource.
 #
 #   NAME=run1 ZONE=us-east5-b TYPE=v5litepod-64 SPOT=1 DELETE=1 \

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Not run on a TPU yet: its tests use stand-ins for gcloud and the machine.
 # Trains on an existing Cloud TPU VM with one or several hosts.
 #
 #   NAME=my-tpu ZONE=us-east5-b launch/tpu_vm.sh \

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
+# Not run on a cluster yet; `xpk --dry-run` 1.16.0 accepts what it says.
 # Trains on TPUs of a GKE cluster by xpk (github.com/AI-Hypercomputer/xpk).
 #
 #   NAME=run1 CLUSTER=tpus TYPE=v5litepod-64 IMAGE=example.com/loopjax-tpu \
 #     launch/xpk.sh --config=configs/sudoku_utm.py:paper --workdir=/shared/run1
 #
 # Queues a workload, which xpk restarts after a preemption or exit status 4 or 5;
-# the run resumes. The image comes from launch/Dockerfile.
+# the run resumes. The image comes from launch/Dockerfile with EXTRA=tpu; xpk runs
+# it as the image's user, which is root there.
 #
 #   CLUSTER       of `xpk cluster create`
 #   TYPE          accelerator type, such as v4-32, v5litepod-64, v5p-32, v6e-64

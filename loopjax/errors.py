@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import enum
 import errno
 import functools
 import io
@@ -14,6 +15,25 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
+
+
+class ExitStatus(enum.IntEnum):
+  """How a command ended, for whatever started it.
+
+  A number above 128 says that a signal ended it: JAX aborts processes that wait
+  for a lost one. tests/launch compares the rules of all launchers with these.
+  """
+
+  DONE = 0
+  FAILED = 1  # A crash.
+  MISTAKE = 2  # By the user: a command, a setting, data.
+  DIVERGED = 3
+  STOPPED = 4  # On request, and saved.
+  LOST = 5  # Another process of the run is gone.
+
+
+# After these the same command resumes the run, and launchers start it again.
+RESUMABLE = (ExitStatus.STOPPED, ExitStatus.LOST)
 
 
 class Moot(NamedTuple):
@@ -175,7 +195,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       return status
     except UserError as error:
       print_error(error)
-      return 2
+      return ExitStatus.MISTAKE
     except BrokenPipeError:
       end_without_a_reader()
     except KeyboardInterrupt:
@@ -185,7 +205,7 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       if error.errno not in (*STORAGE, errno.EMFILE, errno.ENFILE):
         raise
       print_error(f"{place_of(error, 'a file')}: {error.strerror}")
-      return 2
+      return ExitStatus.MISTAKE
 
   return guarded
 
@@ -223,7 +243,8 @@ def leave(status: int) -> NoReturn:
 def end_without_a_reader() -> NoReturn:
   """Ends the process with one line when nothing reads its output any more."""
   print("error: standard output was closed", file=sys.stderr, flush=True)
-  os._exit(1)  # Python would fail again as it flushes the output.
+  # Python would fail again as it flushes the output.
+  os._exit(ExitStatus.FAILED)
 
 
 class Parser(argparse.ArgumentParser):

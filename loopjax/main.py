@@ -19,12 +19,14 @@ import os
 import pathlib
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from loopjax.commands import command_line
 from loopjax.errors import (
+  ExitStatus,
   UserError,
   leave,
   local_path,
@@ -32,8 +34,14 @@ from loopjax.errors import (
   one_line_errors,
 )
 
-_STATUS = {"completed": 0, "diverged": 3, "preempted": 4}
-_LOST = 5
+_STATUS = {
+  "completed": ExitStatus.DONE,
+  "diverged": ExitStatus.DIVERGED,
+  "preempted": ExitStatus.STOPPED,
+}
+# Schedulers judge a run by the process that ends first: one that lost another
+# leaves that to it.
+_SECONDS_AFTER_A_LOSS = 3
 MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
 
 
@@ -238,13 +246,17 @@ def _end_alone(error: Exception) -> NoReturn:
   if isinstance(error, processes.ProcessLostError) or (
     from_jax and not out_of_memory
   ):
-    line, status = f"another process was lost: {reason}", _LOST
+    line, status = f"another process was lost: {reason}", ExitStatus.LOST
   elif isinstance(error, UserError):
-    line, status = f"process {jax.process_index()}: {reason}", 2
+    line = f"process {jax.process_index()}: {reason}"
+    status = ExitStatus.MISTAKE
   else:
     traceback.print_exception(error)
-    line, status = f"process {jax.process_index()} failed: {reason}", 1
+    line = f"process {jax.process_index()} failed: {reason}"
+    status = ExitStatus.FAILED
   print(f"error: {line}", file=sys.stderr, flush=True)
+  if status == ExitStatus.LOST:
+    time.sleep(_SECONDS_AFTER_A_LOSS)
   os._exit(status)
 
 

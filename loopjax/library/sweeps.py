@@ -6,7 +6,7 @@ from typing import Any
 
 from loopjax import config as config_lib
 from loopjax.commands import command_line
-from loopjax.errors import UserError, local_path
+from loopjax.errors import RESUMABLE, UserError, local_path
 from loopjax.library import checked
 from loopjax.report import records
 from loopjax.run import naming
@@ -112,7 +112,7 @@ def run_sweep(
   print(f"work directory: {place}", flush=True)
   items_lib.write_manifest(place, name, recorded, {}, made)
   _, status = runner.run_items(made, place, [f"--config={file}"], cores=cores)
-  if status in (runner.PREEMPTED, runner.LOST):
+  if status in RESUMABLE:
     raise UserError(f"{place}: the sweep was stopped; the same call resumes it")
   return table(place / f"sweep-{name}.json", metrics)
 

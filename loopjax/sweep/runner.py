@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.data import TASKS
-from loopjax.errors import UserError, note
+from loopjax.errors import ExitStatus, UserError, note
 from loopjax.run import preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep.items import SweepItem
@@ -122,9 +122,6 @@ def run_command(
   return status, lines[-1].strip() if lines else ""
 
 
-DIVERGED, PREEMPTED, LOST = 3, 4, 5  # Exit statuses of loopjax.main.
-
-
 class _Numbered(NamedTuple):
   """An item of a sweep and its number, from 1."""
 
@@ -210,7 +207,7 @@ def run_items(
       raise
   for slug, message in failed.items():
     print(f"failed: {slug}: {message}", file=sys.stderr)
-  return failed, stopped or (1 if failed else 0)
+  return failed, stopped or (ExitStatus.FAILED if failed else 0)
 
 
 def _next(
@@ -306,15 +303,15 @@ def _run(
   ]
   start = time.monotonic()
   status, last_line = run_command(command, log, stop, cores)
-  if status == PREEMPTED or (stop.received and status < 0):
-    return PREEMPTED, "preempted; the same command resumes it", ""
-  if status == LOST:
-    return LOST, "lost a process; the same command resumes it", ""
-  stopped = PREEMPTED if stop.received else 0
+  if status == ExitStatus.STOPPED or (stop.received and status < 0):
+    return ExitStatus.STOPPED, "preempted; the same command resumes it", ""
+  if status == ExitStatus.LOST:
+    return ExitStatus.LOST, "lost a process; the same command resumes it", ""
+  stopped = ExitStatus.STOPPED if stop.received else 0
   state, message = _state(directory, item.config)
   if status == 0 and state == "complete":
     return stopped, f"done in {time.monotonic() - start:.0f} s", ""
-  if status == DIVERGED and state == "failed":
+  if status == ExitStatus.DIVERGED and state == "failed":
     return stopped, state, message
   if last_line.startswith("error: "):  # A self-explanatory message.
     return stopped, "failed", last_line.removeprefix("error: ")

@@ -7,6 +7,8 @@ import sys
 
 from tests_support import ROOT
 
+from loopjax.errors import RESUMABLE, ExitStatus
+
 LAUNCH = ROOT / "launch"
 TOOLS = [
   "gcloud", "git", "sbatch", "srun", "scontrol", "kubectl", "xpk", "python",
@@ -23,6 +25,7 @@ case "$me $words" in
   *tpu-vm\\ describe*) me=machine ;;
   *tpu_host.sh\\ run*) me=run ;;
   *tpu_host.sh\\ install*) me=install ;;
+  *tpu_host.sh\\ status*) me=status ;;
   git\\ rev-parse*) echo abc1234 ;;
 esac
 answers=$STANDINS/answers/$me
@@ -37,8 +40,13 @@ RUN = ["--config=configs/sudoku_utm.py:smoke", "--workdir=/shared/run"]
 SWEEP = [*RUN, "--sweep=depth"]
 TPU = {"NAME": "t", "ZONE": "z", "PAUSE": "0"}
 KUBERNETES = {"NAME": "run1", "IMAGE": "i", "CLAIM": "c"}
-# Whether to restart a run with an exit status.
-AGAIN = {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 134: 1, 137: 1}
+# Whether to restart a run with an exit status: the package's own, those for a
+# program that cannot start, and two signals.
+AGAIN = {status.value: int(status in RESUMABLE) for status in ExitStatus}
+AGAIN |= {126: 0, 127: 0, 128: 0, 134: 1, 137: 1}
+# Of those below 128, the ones after which a run is over, and the others.
+FINAL = [status for status, again in AGAIN.items() if status and not again]
+CODES = [status for status, again in AGAIN.items() if again and status < 128]
 
 
 class World:

@@ -6,14 +6,12 @@ import subprocess
 import jax
 import pytest
 import yaml
-from launch_support import AGAIN, LAUNCH, RUN, dry
+from launch_support import CODES, LAUNCH, RUN, dry
 
 from loopjax import main as main_lib
 from loopjax.run import processes
 
 XPK = {"NAME": "run1", "CLUSTER": "tpus", "TYPE": "v6e-64", "IMAGE": "i:tpu"}
-# Exit statuses for restarts; JobSet itself restarts after signals.
-CODES = [code for code, again in AGAIN.items() if again and code < 128]
 
 
 def test_a_dry_run_with_xpk(world):
@@ -58,7 +56,11 @@ def test_a_node_of_skypilot_joins_the_others(tmp_path, monkeypatch):
   """The script of the YAML, with a stand-in for Python."""
   task = yaml.safe_load((LAUNCH / "sky.yaml").read_text())
   assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == CODES
-  assert task["envs"] == {"FLAGS": None}
+  assert task["resources"]["job_recovery"]["max_restarts_on_errors"] == 0
+  assert task["envs"] == {"FLAGS": None, "SETUP": None}
+  # SkyPilot has volumes on Kubernetes and RunPod alone; any cloud can mount.
+  assert "volumes" not in task
+  assert 'eval "$SETUP"\n' in task["setup"]
   python = tmp_path / ".venv" / "bin" / "python"
   python.parent.mkdir(parents=True)
   python.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')

@@ -5,7 +5,7 @@ import runpy
 import jax
 import pytest
 import yaml
-from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP
+from launch_support import FINAL, KUBERNETES, LAUNCH, RUN, SWEEP
 from tests_support import ROOT
 
 from loopjax.run import processes
@@ -48,7 +48,7 @@ def test_a_job_set_of_gpu_hosts(world):
   assert rule["onExitCodes"] == {
     "containerName": container["name"],
     "operator": "In",
-    "values": [2, 3],
+    "values": FINAL,
   }
   assert spec["terminationGracePeriodSeconds"] == 120
   assert spec["restartPolicy"] == "Never"  # Required by podFailurePolicy.
@@ -92,6 +92,7 @@ def test_a_job_set_of_a_tpu_slice():
   assert container["args"] == [*RUN, "--distributed"]
   assert container["env"] == []
   assert container["resources"]["limits"] == {"google.com/tpu": 4}
+  assert container["securityContext"] == {"privileged": True}
   assert spec["nodeSelector"] == {
     "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
     "cloud.google.com/gke-tpu-topology": "4x8",
@@ -129,7 +130,7 @@ def test_a_sweep_is_an_indexed_job(world):
   assert "backoffLimit" not in job
   ended, disrupted = job["podFailurePolicy"]["rules"]
   assert ended["action"] == "FailIndex"
-  assert ended["onExitCodes"]["values"] == [1, 2, 3]
+  assert ended["onExitCodes"]["values"] == FINAL
   assert disrupted["action"] == "Ignore"
   spec, container = pods(job)
   assert container["command"] == ["python", "-m", "loopjax.sweep"]

@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 from launch_support import KUBERNETES, LAUNCH, RUN, SWEEP, TPU, dry
+from tests_support import ROOT
 
 from loopjax import main, sweep
+from loopjax.errors import RESUMABLE, ExitStatus
 from loopjax.sweep import __main__ as sweep_main
 
 SCRIPTS = sorted(path.name for path in LAUNCH.glob("*.sh"))
@@ -19,14 +21,47 @@ def test_scripts_are_bash_that_stops_at_mistakes(name):
   done = subprocess.run(["bash", "-n", LAUNCH / name], capture_output=True)
   assert done.returncode == 0, done.stderr
   text = (LAUNCH / name).read_text()
-  assert ("set -euo pipefail" in text) == (name not in SOURCED)
+  assert bool(re.search("set -e?uo pipefail", text)) == (name not in SOURCED)
   assert os.access(LAUNCH / name, os.X_OK) == (name not in SOURCED)
   # Each parameter of an entry point is in its header, or in the header of the
   # script that it names.
   header = "".join(re.findall(r"^#.*\n", text, re.MULTILINE))
-  if name not in SOURCED and name != "tpu_host.sh":
+  if name not in (*SOURCED, "tpu_host.sh", "task.sh"):
     for variable in re.findall(r"\b([A-Z]+)=\$\{\1:-", text):
       assert variable in header
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda p: p.name)
+def test_the_first_line_says_what_has_not_been_run(path):
+  if path.name in (*SOURCED, "task.sh"):
+    return
+  first, *more = path.read_text().splitlines()
+  if first.startswith("#!"):
+    first = more[0]
+  assert re.match("# Not (run on|built)", first), first
+
+
+def test_the_page_has_every_exit_status():
+  """The scripts' rules are compared with the statuses one by one elsewhere."""
+  text = (ROOT / "docs" / "launching.md").read_text()
+  stop, again = re.findall(r"^\| (0.*|4.*) \| (?:stop|restart)", text, re.M)
+  for status in ExitStatus:
+    line = again if status in RESUMABLE else stop
+    assert re.search(rf"(?:^|, |; ){status.value} ", line), status
+
+
+def test_the_image_for_tpus_runs_as_root():
+  """xpk runs it as its own user, and the chips belong to root."""
+  users, bases, stage = {}, {}, ""
+  for line in (LAUNCH / "Dockerfile").read_text().splitlines():
+    if match := re.match(r"FROM (\S+)(?: AS (\w+))?", line):
+      base, stage = match.groups()
+      users[stage], bases[stage] = users.get(base, "root"), base
+    elif line.startswith("USER "):
+      users[stage] = line.removeprefix("USER ")
+  assert bases[None] == "$EXTRA"  # The last stage is the image.
+  assert (users["tpu"], users["cuda"]) == ("root", "loopjax")
+  assert users["cuda12"] == "loopjax"
 
 
 MISTAKES = [
@@ -36,7 +71,7 @@ MISTAKES = [
   ("tpu_vm.sh", {**TPU, "MAX_RESTARTS": "x"}, RUN, "MAX_RESTARTS=x"),
   ("tpu_pod.sh", TPU, RUN, "TYPE is missing"),
   ("tpu_pod.sh", {**TPU, "TYPE": "v9-8"}, RUN, "RUNTIME is missing"),
-  ("tpu_host.sh", {}, [], "install or run"),
+  ("tpu_host.sh", {}, [], "install, run or status"),
   ("slurm.sh", {"NODES": "0"}, RUN, "NODES=0 is not a whole"),
   ("slurm.sh", {"GPUS": "two"}, RUN, "GPUS=two is not a whole"),
   ("slurm.sh", {}, [*RUN, "more"], "more is not a flag"),

@@ -1,9 +1,14 @@
 """SLURM scripts: submissions and requeues."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from launch_support import AGAIN, LAUNCH, RUN, SWEEP, dry
+from tests_support import ROOT
 
 
 def test_a_dry_run_on_slurm(world):
@@ -17,6 +22,7 @@ def test_a_dry_run_on_slurm(world):
   # JAX takes one GPU per task; hiding the others would mislead it.
   assert not [word for word in submit + step if "per-task=1" in word]
   assert step[0] == "srun"
+  assert step[-7:-5] == ["launch/task.sh", "FOLDER"]
   assert step[-5:] == ["python", "-m", "loopjax.main", *RUN]
 
 
@@ -74,6 +80,57 @@ def test_a_slurm_job_is_queued_again_only_if_that_helps(
   limits = {"SLURM_RESTART_COUNT": "3", "MAX_RESTARTS": "3"}
   world.start(copy, RUN, SLURM_JOB_ID="7", **limits)
   assert world.count("scontrol requeue 7") == again  # No further requeue.
+
+
+# After a crash of one task the others end with 5, or JAX aborts them; and srun
+# returns the highest status.
+@pytest.mark.parametrize(
+  ("ends", "status", "again"),
+  [
+    ([0, 0, 0], 0, 0),
+    ([134, 1, 5], 1, 0),
+    ([5, 2, 5], 2, 0),
+    ([4, 4, 4], 4, 1),
+    ([5, 137, 5], 5, 1),
+  ],
+)
+def test_a_crash_of_one_task_does_not_queue_all_again(
+  world, tmp_path, ends, status, again
+):
+  copy = tmp_path / "slurm_script"
+  copy.write_text((LAUNCH / "slurm.sh").read_text())
+  copy.chmod(0o755)
+  (world.directory / "srun").write_text(f"""#!/bin/bash
+highest=0 number=0
+for status in {" ".join(map(str, ends))}; do
+  SLURM_PROCID=$number END=$status "${{@:3}}" || true
+  number=$((number + 1)) highest=$((status > highest ? status : highest))
+done
+exit $highest
+""")
+  (world.directory / "python").write_text("#!/bin/bash\nexit $END\n")
+  done = world.start(copy, RUN, SLURM_JOB_ID="7")
+  assert done.returncode == status, done.stderr
+  assert world.count("scontrol requeue 7") == again
+  assert not list(ROOT.glob("loopjax-7.*"))
+
+
+def test_a_task_that_is_told_to_stop_says_how_its_command_ended(tmp_path):
+  """SLURM signals the script as well as the command."""
+  command = (
+    "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(4));"
+    "print(flush=True); signal.pause()"
+  )
+  with subprocess.Popen(
+    [LAUNCH / "task.sh", tmp_path, sys.executable, "-c", command],
+    env={"PATH": "/usr/bin:/bin", "SLURM_PROCID": "3"},
+    stdout=subprocess.PIPE,
+    start_new_session=True,
+  ) as process:
+    process.stdout.readline()
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=30) == 4
+  assert (tmp_path / "3").read_text() == "4\n"
 
 
 @pytest.mark.parametrize(("status", "again"), AGAIN.items())

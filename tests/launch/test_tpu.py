@@ -63,6 +63,26 @@ def test_a_tpu_vm_starts_again_only_if_that_helps(world, status, again):
   assert world.count("--distributed") == 0  # The host's script adds it.
 
 
+@pytest.mark.parametrize(
+  ("ends", "status"), [("5 1 134", 1), ("5 2 5", 2), ("5 137 5", 0)]
+)
+def test_a_crash_of_one_host_does_not_start_all_again(world, ends, status):
+  """gcloud returns the first host's status; here that it lost another."""
+  world.answer("machine", *["0 READY"] * 3)
+  world.answer("run", 5, 0)
+  (world.directory / "answers" / "status").write_text(
+    "0 Connecting to host 0\n"
+  )
+  text = (world.directory / "gcloud").read_text()
+  hosts = "".join(f"echo {end}; " for end in ends.split())
+  (world.directory / "gcloud").write_text(
+    text.replace("me=status ;;", f"me=status; {hosts};;")
+  )
+  done = world.start(LAUNCH / "tpu_vm.sh", RUN, **TPU)
+  assert done.returncode == status, done.stderr
+  assert world.count("tpu_host.sh run") == (1 if status else 2)
+
+
 def test_a_tpu_run_is_not_started_for_ever(world):
   world.answer("machine", *["0 READY"] * 9)
   world.answer("run", *[4] * 9)

@@ -92,6 +92,18 @@ def test_output_and_status_are_the_run_s(host):
   assert output == f"run -u -m loopjax.main {flags}\n"
 
 
+def test_the_status_of_an_attempt_can_be_asked_for(host):
+  host.write("status", "3")
+  host.follow("1", "--config=c.py")
+  done = subprocess.run(
+    [host.directory / "launch" / "tpu_host.sh", "status", "1"],
+    env={"PATH": "/usr/bin:/bin", "RUNS": str(host.directory / "runs")},
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stdout) == (0, "3\n")
+
+
 def test_an_attempt_is_started_once(host):
   host.write("status", "4")
   first = host.follow("1", "--config=c.py")
