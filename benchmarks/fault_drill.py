@@ -38,7 +38,7 @@ def cases(tmp: pathlib.Path, reference: pathlib.Path):
   yield "disk full", lambda: drills.disk_full(*both)
   yield "directory not writable", lambda: drills.read_only(tmp)
   yield "two runs in one directory", lambda: drills.second_run(tmp)
-  for count, then in ((2, 1), (4, 2), (2, 4)):
+  for count, then in ((2, 2), (2, 1), (4, 2), (2, 4)):
     yield (
       f"{count} processes, then {then}",
       lambda count=count, then=then: drills.processes(*both, count, then),
