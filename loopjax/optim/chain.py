@@ -1,6 +1,7 @@
 """Learning-rate schedules and the optimizer chain."""
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -8,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from loopjax import checks
+from loopjax import checks, sharding
 from loopjax.errors import Moot, UserError
 from loopjax.nn import lora
-from loopjax.optim import muon, parameters
+from loopjax.optim import parameters
+from loopjax.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +237,42 @@ def frozen_mask(params: Any, pattern: str) -> Any:
   return mask
 
 
+def scale_by_muon(momentum: float) -> optax.GradientTransformation:
+  """Turns gradients into Muon's updates, for parameters [..., inputs, outputs].
+
+  The update is sqrt(max(1, outputs / inputs)) times optax's approximation of
+  U V^T, for the singular value decomposition U S V^T of Nesterov's momentum, of
+  each matrix (K. Jordan et al., "Muon: An optimizer for hidden layers in neural
+  networks", 2024, and its reference code). `optax.contrib.muon` itself would
+  combine this with NAdamW, and corrects the biases of momentum and gradient
+  differently, which changes the look-ahead in the first steps. With mesh.fsdp,
+  each device does this for some of a stack's matrices, none of which is split.
+
+  Args:
+    momentum: decay of the sum of gradients, in [0, 1).
+  """
+  orthogonal = optax.contrib.scale_by_muon(
+    beta=0.0,
+    # 1e-7 relative to a mean; `optax.trace` is a sum.
+    eps=1e-7 / (1 - momentum),
+    nesterov=False,
+    weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(-2, -1),
+  )
+
+  def orthogonalised(x: Array) -> Array:
+    return orthogonal.update(x, orthogonal.init(x))[0]
+
+  def direction(x: Array) -> Array:
+    inputs, outputs = x.shape[-2:]
+    scale = math.sqrt(max(1.0, outputs / inputs))
+    return scale * sharding.by_matrix(orthogonalised, x)
+
+  return optax.chain(
+    optax.trace(momentum, nesterov=True),
+    optax.stateless(lambda updates, _: jax.tree.map(direction, updates)),
+  )
+
+
 def make_optimizer(
   config: Config, num_steps: int
 ) -> optax.GradientTransformation:
@@ -255,7 +293,7 @@ def make_optimizer(
   if config.name == "muon":
     ratio = config.muon_learning_rate / config.learning_rate
     matrices = optax.chain(
-      muon.scale_by_muon(config.muon_momentum),
+      scale_by_muon(config.muon_momentum),
       optax.add_decayed_weights(config.weight_decay, mask),
       optax.scale_by_learning_rate(lambda step: ratio * schedule(step)),
     )

@@ -13,27 +13,26 @@ from tests_support import ROOT, SMOKE, load_config, stacked, train_batches
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
-from loopjax.optim import chain, muon, parameters
+from loopjax.optim import chain, parameters
 from loopjax.run.checkpoints import checkpoint, restore
 
 # Tiny programs take longer to compile than to run.
 compiled = functools.partial(
   jax.jit, compiler_options={"xla_backend_optimization_level": 0}
 )
-orthogonalise = compiled(muon.orthogonalise)
+
+
+@compiled
+def orthogonalise(x):
+  """The direction of a gradient [..., inputs, outputs], without a scale."""
+  tx = chain.scale_by_muon(0.0)
+  rows, columns = x.shape[-2:]
+  return tx.update(x, tx.init(x))[0] / math.sqrt(max(1, columns / rows))
 
 
 def normal(*shape, seed=0):
   draw = np.random.default_rng(seed).normal(size=shape)
   return draw.astype(np.float32)
-
-
-def with_spectrum(values, rows, columns):
-  """A matrix [rows, columns] with these singular values."""
-  rank = len(values)
-  left, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(rows, rank)))
-  right, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(columns, rank)))
-  return ((left * values[None]) @ right.T).astype(np.float32)
 
 
 def by_svd(x):
@@ -54,24 +53,6 @@ def test_every_singular_value_goes_through_the_polynomial(shape):
   np.testing.assert_allclose(orthogonalise(x), by_svd(x), atol=2e-4)
 
 
-@pytest.mark.parametrize("shape", [(12, 40), (40, 12)])
-def test_the_result_is_nearly_orthogonal(shape):
-  """Near the U V^T of a spectrum that spans a factor of 100."""
-  x = with_spectrum(np.geomspace(1, 0.01, 12), *shape)
-  got = np.asarray(orthogonalise(x), np.float64)
-  u, _, vt = np.linalg.svd(x, full_matrices=False)
-  values = np.linalg.svd(got, compute_uv=False)
-  assert values.min() > 0.68 and values.max() < 1.21
-  cosine = np.sum(got * (u @ vt)) / (np.linalg.norm(got) * math.sqrt(12))
-  assert cosine > 0.98
-
-
-def test_values_of_a_five_hundredth_of_the_norm_come_near_one():
-  x = with_spectrum(np.geomspace(1, 0.003, 8), 8, 8)
-  values = np.linalg.svd(orthogonalise(x), compute_uv=False)
-  assert values.min() > 0.68 and values.max() < 1.21
-
-
 def test_a_stack_is_its_matrices_one_by_one():
   x = normal(2, 3, 6, 10)
   x[1, 2] *= 1e4  # A large matrix does not affect the others.
@@ -87,31 +68,10 @@ def test_a_mesh_shares_out_matrices(mesh, shape):
   """Counts that devices cannot share equally are padded with zeros."""
   devices = jax.devices()[: math.prod(mesh)]
   x = normal(*shape)
-  update = compiled(muon.scale_by_muon(0.0).update)
-  expected, _ = update(x, muon.State(0 * x))
+  expected = orthogonalise(x)
   with jax.set_mesh(sharding.make_mesh(sharding.Config(*mesh), devices)):
-    got, _ = update(x, muon.State(0 * x))
+    got = orthogonalise(x)
   np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
-def test_the_steps_are_a_loop_over_the_smaller_square(shape):
-  """Unrolled, the temporaries of all five would be alive at once."""
-  text = str(jax.make_jaxpr(muon.orthogonalise)(np.ones(shape, np.float32)))
-  assert text.count("dot_general") == 3
-  assert "length=5" in text and "unroll=1" in text
-  assert "f32[4,4]" in text and "f32[6,6]" not in text
-
-
-@pytest.mark.parametrize(
-  ("shape", "factor"), [((8, 32), 2.0), ((32, 8), 1.0), ((3, 8, 32), 2.0)]
-)
-def test_directions_grow_with_outputs_over_inputs(shape, factor):
-  tx = muon.scale_by_muon(0.0)
-  grads = {"kernel": normal(*shape)}
-  got, _ = compiled(tx.update)(grads, compiled(tx.init)(grads))
-  expected = factor * orthogonalise(grads["kernel"])
-  np.testing.assert_allclose(got["kernel"], expected, rtol=1e-5, atol=1e-6)
 
 
 def make_params():
@@ -238,7 +198,7 @@ def test_both_halves_see_clipped_gradients():
   grads = jax.tree.map(lambda x: 100 * x, params)
   _, state = compiled(tx.update)(grads, compiled(tx.init)(params), params)
   for name, moment, factor in (
-    ("query", "momentum", 0.05),
+    ("query", "trace", 1.0),
     ("head", "mu", 0.1),
   ):
     value = optax.tree.get(state, moment)[name]["kernel"]
@@ -319,7 +279,7 @@ def test_a_mesh_computes_what_one_device_computes(one_device, capfd):
   # The compiler warns when it gathers arrays that should stay split.
   assert "Involuntary full rematerialization" not in capfd.readouterr().err
   # Each moment has its parameter's sharding.
-  momentum = optax.tree.get(state.opt_state, "momentum")
+  momentum = optax.tree.get(state.opt_state, "trace")
   layers = state.params["layers"]
   for name in ("query", "output"):
     kernel = layers["attention"][name]["kernel"]
@@ -340,7 +300,7 @@ def test_muon_moves_the_body_and_keeps_one_moment_of_it(one_device):
   )
   # Three steps of 0.02 with singular values near one.
   assert all(0.002 < step < 0.03 for step in jax.tree.leaves(moved)), moved
-  assert len(jax.tree.leaves(optax.tree.get(state.opt_state, "momentum"))) == 7
+  assert len(jax.tree.leaves(optax.tree.get(state.opt_state, "trace"))) == 7
   assert len(jax.tree.leaves(optax.tree.get(state.opt_state, "nu"))) == 4
 
 
