@@ -268,7 +268,9 @@ def _shortened(
     del messages[:2]  # A message of the user, and its answer.
     prompt = writer.encode(prompt_of(messages))
   if (room := writer.max_prompt_tokens) and len(prompt) > room:
-    raise _TooLongError(f"{len(prompt)} tokens, but there is room for {room}")
+    raise _TooLongError(
+      f"{len(prompt)} tokens, but there is room for {room}: --max_tokens"
+    )
   if dropped := before - len(messages):
     print(f"(dropped the first {dropped} messages to fit --max_tokens)")
   return prompt

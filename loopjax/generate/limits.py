@@ -110,7 +110,8 @@ class Limits(NamedTuple):
     if room is not None and 0 < room < num_tokens:
       raise UserError(
         f"{label}={num_tokens} is more than the {room} tokens that fit after a"
-        f" prompt of {num_prompt} token(s)"
+        f" prompt of {num_prompt} token(s):"
+        f" {label.replace('new_', '')}={self.max_tokens}"
       )
 
   def span(self, num_tokens: int) -> int | None:
@@ -130,7 +131,7 @@ class Limits(NamedTuple):
     if capacity and len(request.prompt) > capacity:
       raise UserError(
         f"the prompt has {len(request.prompt)} tokens; the cache has room for"
-        f" {capacity}"
+        f" {capacity}: see --max_tokens"
       )
     loops, low, high = request.num_loops, self.min_loops, self.num_loops
     if loops and not low <= loops <= high:

@@ -73,7 +73,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--max_tokens",
     type=int,
-    help="maximum length, including the prompt [as in training]",
+    help="maximum length, including the prompt [as in training; of a model of"
+    f" the Hub its own, at most {convert.MAX_TOKENS}]",
   )
   parser.add_argument(
     "--prefix_mib",

@@ -33,8 +33,9 @@ def _parser() -> Parser:
   reads.add_argument(
     "--sequence_length",
     type=int,
-    default=4096,
-    help="tokens per row [4096, or the model's context length if shorter]",
+    default=convert.MAX_TOKENS,
+    help=f"tokens per row [{convert.MAX_TOKENS}, or the model's context length"
+    " if shorter]",
   )
   writes = commands.add_parser(
     "export", help="export a work directory to a folder"
@@ -55,8 +56,8 @@ def _parser() -> Parser:
   writes.add_argument(
     "--dtype",
     choices=convert.EXPORTED,
-    default="bfloat16",
-    help="dtype of the tensors [bfloat16]; q8_0 only for --gguf",
+    default="",
+    help="dtype of the tensors [the run's]; q8_0 only for --gguf",
   )
   writes.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   writes.add_argument(

@@ -36,6 +36,9 @@ _ADAPTER = "adapter_config.json"  # What PEFT writes beside a LoRA's matrices.
 STEP = "loopjax_step"  # Key of an exported config.json: the checkpoint's step.
 # From the dtype of parameters to `model.precision`.
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16_params"}
+# Tokens of a row of an imported run, and of a text, unless a flag says more: a
+# cache for all that some models can read would not fit into memory.
+MAX_TOKENS = 4096
 # Of exported tensors; a GGUF file may also quantise them.
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 EXPORTED = (*_DTYPES, gguf.QUANTIZED)
@@ -48,14 +51,14 @@ class Export(NamedTuple):
 
   Attributes:
     layout: a key of LAYOUTS; "" is an error that names those that fit.
-    dtype: one of EXPORTED.
+    dtype: one of EXPORTED; "" for the dtype of the run's parameters.
     checkpoint: step; None for the newest.
     max_bytes: maximum size of a file of safetensors.
     gguf: whether to write a GGUF file.
   """
 
   layout: str
-  dtype: str = "bfloat16"
+  dtype: str = ""
   checkpoint: int | None = None
   max_bytes: int = 5 * 10**9
   gguf: bool = False
@@ -87,7 +90,7 @@ def read_folder(
   folder: pathlib.Path,
   *,
   dtype: str = "float32",
-  sequence_length: int = 4096,
+  sequence_length: int = MAX_TOKENS,
   there: Mapping[str, files.Tensor] | None = None,
 ) -> Imported:
   """Reads a folder as `import_folder` does; writes nothing.
@@ -154,7 +157,7 @@ def import_folder(
   workdir: pathlib.Path,
   *,
   dtype: str = "float32",
-  sequence_length: int = 4096,
+  sequence_length: int = MAX_TOKENS,
 ) -> dict[str, Any]:
   """Imports a folder into a new work directory; returns its summary.
 
@@ -299,24 +302,40 @@ def export_run(
       tokenizer_files.copy(pathlib.Path(task.tokenizer), partial)
     tokenizer_files.write_ends(partial, tokenizer)
     config = {k: v for k, v in base.items() if k not in _DROPPED} | config
-    config |= {"dtype": options.dtype, "torch_dtype": options.dtype}
+    dtype = options.dtype or params["token_embedding"]["embedding"].dtype.name
+    config |= {"dtype": dtype, "torch_dtype": dtype}
     config[STEP] = step
     workdir_lib.write_json(partial / "config.json", config)
     made = weights.tensors(
       gguf.layout_of(layout, options.layout) if options.gguf else layout,
       params,
       model.block_shape().head_width,
-      "F32" if options.gguf else _DTYPES[options.dtype],
+      "F32" if options.gguf else _DTYPES[dtype],
       layout.constants(model, base.get(layout.context, longest)),
     )
     if options.gguf:
-      gguf.pack(
-        partial, made, options.dtype, tokenizer_files.end_tokens(partial)
-      )
+      gguf.pack(partial, made, dtype, tokenizer_files.end_tokens(partial))
       os.replace(partial / gguf.PACKED, folder)
     else:
       files.write(partial, made, options.max_bytes)
       os.replace(partial, folder)
+
+
+def context_length(folder: pathlib.Path) -> int | None:
+  """The most tokens that a folder's model can read; None without config.json.
+
+  Raises:
+    UserError: config.json cannot be read, or does not say it.
+  """
+  path = folder / "config.json"
+  if not path.is_file():
+    return None
+  theirs = workdir_lib.read_json(path)
+  try:
+    layout = layout_of(theirs)
+    return layout_lib.need(with_defaults(layout, theirs), layout.context, int)
+  except UserError as error:
+    raise UserError(f"{path}: {error}") from error
 
 
 def _check_new(folder: pathlib.Path) -> None:

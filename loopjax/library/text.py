@@ -47,7 +47,7 @@ def generate(
     prompt: the text to continue; or several, for a list of continuations,
       each the same as alone (up to the rounding of a batch).
     max_new_tokens: maximum number of tokens to generate; 256, or as many as fit
-      into the model's sequence length after the prompt, if None.
+      into the model's context length after the prompt, if None.
     num_loops: number of loops per token; as in evaluation if None.
     temperature: divides the logits; 0 for greedy decoding.
     top_k, top_p, min_p, repetition_penalty: as in `Sampling`.
@@ -119,20 +119,22 @@ def _generator(
       f" {settings.plain['task']['name']!r} does not generate text"
     )
   tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos, "bos")
-  files = hub_files(model)
+  files, length = hub_files(model), model.spec.sequence_length
+  if files:
+    length = language_model_lib.context_length(length, files)
   language_model = language_model_lib.LanguageModel(
     tokenizer=tokenizer,
     stop_tokens=language_model_lib.stop_tokens(tokenizer, files)
     if files
     else (tokenizer.end,),
-    context_length=model.spec.sequence_length,
+    context_length=length,
     graphdef=model.graphdef,
     params=model.params,
     call={"num_loops": num_loops},
     facts={"model": settings.model_name},
   )
   return language_model, source.make_engine(
-    language_model, num_slots=num_slots, max_tokens=model.spec.sequence_length
+    language_model, num_slots=num_slots, max_tokens=length
   )
 
 

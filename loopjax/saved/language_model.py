@@ -24,7 +24,8 @@ class LanguageModel(NamedTuple):
     tokenizer: the task's tokenizer.
     stop_tokens: ids that end a text, from the tokenizer and the files of an
       imported model.
-    context_length: the sequence length in training, in tokens.
+    context_length: tokens of a text that the model reads, see
+      `context_length`.
     graphdef: the model without its parameters.
     params: the parameters; their moving average if the run keeps one.
     call: keyword arguments of `Model.__call__`, such as `num_loops`.
@@ -87,10 +88,12 @@ def load(
   params = quantized.quantized(run.params, weights) if weights else run.params
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
   tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos)
+  files = workdir / convert.DIRECTORY
+  length = context_length(settings.spec.sequence_length, files)
   return LanguageModel(
     tokenizer=tokenizer,
-    stop_tokens=stop_tokens(tokenizer, workdir / convert.DIRECTORY),
-    context_length=settings.spec.sequence_length,
+    stop_tokens=stop_tokens(tokenizer, files),
+    context_length=length,
     graphdef=run.graphdef,
     params=params,
     call=call,
@@ -103,11 +106,24 @@ def load(
       "exit": {"execution": call["kind"], "threshold": exit_threshold},
       "tokenizer": settings.task.tokenizer,
       "texts_begin_with": tokenizer.beginning,
-      "context_length": settings.spec.sequence_length,
+      "context_length": length,
       "chat_template": None,
       **({"weights": kind} if (kind := quantized.kind(params)) else {}),
     },
   )
+
+
+def context_length(row: int, folder: pathlib.Path) -> int:
+  """`LanguageModel.context_length` of a model with files in a folder, if any.
+
+  A model that comes from the Hub reads as much as it did there, at most
+  `convert.MAX_TOKENS`, also after training on shorter rows.
+
+  Args:
+    row: tokens of a row in training.
+    folder: may have the Hub's config.json.
+  """
+  return max(row, min(convert.context_length(folder) or 0, convert.MAX_TOKENS))
 
 
 def stop_tokens(tokenizer: Tokenizer, folder: pathlib.Path) -> tuple[int, ...]:

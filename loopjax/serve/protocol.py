@@ -365,7 +365,7 @@ def _max_tokens(
 def _too_long(num_prompt: int, model: ServedModel, param: str) -> ClientError:
   return ClientError(
     f"the prompt has {num_prompt} tokens; the maximum is {model.max_tokens},"
-    " including the answer",
+    " including the answer: the server's --max_tokens",
     param=param,
     code="context_length_exceeded",
   )

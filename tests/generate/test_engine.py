@@ -438,7 +438,7 @@ new = GenerationRequest
   (lambda: new((1,), 1, top_log_probabilities=21), "top_log_prob"),
   (lambda: new((1,), 1, stop_tokens=tuple(range(9))), "9 stop tokens"),
   (lambda: new((1,), 1, exit_threshold=0.0), "exit_threshold=0.0"),
-  (lambda: new((0,) * 25, 1), "25 tokens; the cache has room for 24"),
+  (lambda: new((0,) * 25, 1), "room for 24: see --max_tokens"),
   (lambda: new((1, NUM_TOKENS), 1), f"token id {NUM_TOKENS}"),
   (lambda: new((1,), 1, num_loops=4), "num_loops=4"),
 ])  # fmt: skip

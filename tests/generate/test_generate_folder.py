@@ -149,7 +149,7 @@ def test_a_chat_continues_after_a_message_without_room(
   monkeypatch.setattr("sys.stdin", io.StringIO(f"w5\n{long}\nw6\n"))
   assert entry.main(flags) == 0
   said = capsys.readouterr().out
-  assert "(not read: 22 tokens, but there is room for 12)" in said
+  assert "(not read: 22 tokens, but there is room for 12: --max_tokens)" in said
   assert "dropped" not in said
   first, second = prompts
   assert second[: len(first) - 1] == first[:-1]

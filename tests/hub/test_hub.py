@@ -754,6 +754,19 @@ def test_no_code_is_asked_for(tmp_path):
   assert "auto_map" not in json.loads((out / "config.json").read_text())
 
 
+def test_what_is_exported_has_the_runs_dtype(tmp_path):
+  """Nothing is rounded unless --dtype says so."""
+  folder = examples.make_folder(tmp_path / "hub")
+  for dtype in ("float32", "bfloat16"):
+    run, out = tmp_path / dtype, tmp_path / f"{dtype}_out"
+    convert.import_folder(folder, run, dtype=dtype)
+    words = ["export", str(run), str(out), "--layout=ouro"]
+    assert hub.main(words) == 0
+    kinds = {one.dtype for one in files.tensors(out).values()}
+    assert kinds == {{"float32": "F32", "bfloat16": "BF16"}[dtype]}
+    assert workdir_lib.read_json(out / "config.json")["dtype"] == dtype
+
+
 @pytest.mark.manual
 def test_training_starts_from_an_imported_run(tmp_path):
   """On text with the model's own tokenizer and end of documents."""

@@ -13,6 +13,7 @@ from tests_support import ROOT, command, load_config, refused, summary_of
 import loopjax
 from loopjax import config as config_lib
 from loopjax import main, sections
+from loopjax.generate import __main__ as generate
 from loopjax.hub import convert
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.run import naming
@@ -116,7 +117,7 @@ def test_one_command_trains_a_folder_of_the_hub_on_one_text(
 ):
   """It imports once; the run has the folder's template and end tokens."""
   argument = f"{CONFIG},lora,import={folder},task.train_files={text}"
-  argument += ",optim.lora_rank=2"
+  argument += ",optim.lora_rank=2,task.sequence_length=16"
   assert command(main.main, argument, directory=tmp_path) == 0
   assert f"imported {folder} to runs/small" in capsys.readouterr().out
   (run,) = (tmp_path / "runs").glob("lm_tune-smoke,lora,*lora_rank=2,*")
@@ -130,6 +131,13 @@ def test_one_command_trains_a_folder_of_the_hub_on_one_text(
   assert sorted(path.name for path in (run / "hub").iterdir()) == kept
   model = language_model.load(run)
   assert model.stop_tokens == language_model.load(source).stop_tokens
+  # What the folder's model reads, not a row of the training.
+  assert model.context_length == 64
+  words = ["--prompt", "w1 " * 65, "--max_new_tokens=1"]
+  assert generate.main([str(run), *words]) == 2
+  assert "65 tokens; the cache has room for 64: see --max_tokens" in (
+    capsys.readouterr().err
+  )
   before, after = trained.read(source).params, trained.read(run).params
   table = ("token_embedding", "embedding")
   layer = ("layers", "mlp", "value", "kernel")
