@@ -6,6 +6,7 @@ original config.json and tokenizer are stored in hub/.
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import shutil
@@ -20,7 +21,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
-from loopjax.errors import UserError
+from loopjax.errors import UserError, unreadable
 from loopjax.hub import files, gguf, huginn, llama, tokenizer_files, weights
 from loopjax.hub import layout as layout_lib
 from loopjax.hub.layout import Layout
@@ -173,7 +174,7 @@ def import_folder(
       then.
   """
   workdir_lib.check_new(workdir)
-  origin = {"imported": str(folder)}
+  origin = {"imported": str(folder), "imported_sha256": digest(folder)}
   with contextlib.ExitStack() as stack:
     there = None
     if folder.is_file():
@@ -182,6 +183,31 @@ def import_folder(
       folder, dtype=dtype, sequence_length=sequence_length, there=there
     )
     return write_run(workdir, config, params, folder, origin)
+
+
+def digest(path: pathlib.Path) -> str:
+  """SHA-256 of what an import of a folder or a GGUF file depends on.
+
+  Raises:
+    UserError: a file cannot be read.
+  """
+  if path.is_file():
+    paths = [path]
+  else:
+    names = {"config.json", *FILES}
+    paths = sorted(
+      one
+      for one in path.iterdir()
+      if one.name in names or ".safetensors" in one.name
+    )
+  sha = hashlib.sha256()
+  for one in paths:
+    try:
+      with one.open("rb") as file:
+        sha.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+      raise unreadable(str(one), error) from None
+  return sha.hexdigest()
 
 
 def write_run(

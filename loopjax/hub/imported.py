@@ -11,14 +11,15 @@ from loopjax.run import workdir as workdir_lib
 def run_of(where: str, *, alone: bool = True) -> str:
   """The run of PATH: a folder of the Hub or a GGUF file is imported.
 
-  Once, to runs/NAME.
+  Once for each content: to runs/NAME, or if that is another model, such as
+  earlier weights of the same folder, to runs/NAME-DIGEST.
 
   Args:
     where: a run, zoo:NAME, or what is imported.
     alone: whether the command runs in one process.
 
   Raises:
-    UserError: it cannot be imported, or runs/NAME is of another model.
+    UserError: it cannot be imported.
   """
   path = local_path(where)
   is_file, is_folder = path.is_file(), convert.is_folder(path)
@@ -26,14 +27,11 @@ def run_of(where: str, *, alone: bool = True) -> str:
     return where
   if is_file:
     _check_file(where, path)
+  content = convert.digest(path)
   workdir = pathlib.Path("runs", path.stem if is_file else path.resolve().name)
-  if (workdir / "config.json").exists():
-    origin = workdir_lib.read_summary(workdir).get("imported", "")
-    if pathlib.Path(origin).resolve() != path.resolve():
-      raise UserError(
-        f"{where}: {workdir} contains another model; import it"
-        f" elsewhere: loopjax hub import {where} RUN"
-      )
+  if _is_there(workdir) and not _is_of(workdir, content):
+    workdir = workdir.with_name(f"{workdir.name}-{content[:8]}")
+  if _is_of(workdir, content):
     return str(workdir)
   if not alone:
     raise UserError(
@@ -43,6 +41,17 @@ def run_of(where: str, *, alone: bool = True) -> str:
   convert.import_folder(path, workdir)
   print(f"imported {where} to {workdir}", flush=True)
   return str(workdir)
+
+
+def _is_there(workdir: pathlib.Path) -> bool:
+  return (workdir / "config.json").exists()
+
+
+def _is_of(workdir: pathlib.Path, content: str) -> bool:
+  """Whether a directory has a run that was imported from this content."""
+  if not _is_there(workdir):
+    return False
+  return workdir_lib.read_summary(workdir).get("imported_sha256") == content
 
 
 def _check_file(where: str, path: pathlib.Path) -> None:

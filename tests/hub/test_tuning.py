@@ -1,6 +1,7 @@
 """From an imported model to a trained one by one command: import=."""
 
 import pathlib
+import re
 import shutil
 
 import hub_examples as examples
@@ -8,11 +9,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests_support import ROOT, command, load_config, refused, summary_of
 
 import loopjax
 from loopjax import config as config_lib
-from loopjax import main, sections
+from loopjax import main, score, sections
 from loopjax.generate import __main__ as generate
 from loopjax.hub import convert
 from loopjax.hub.retrofit import Retrofit, retrofit
@@ -154,10 +156,34 @@ def test_one_command_trains_a_folder_of_the_hub_on_one_text(
   assert command(main.main, argument, directory=tmp_path) == 0
   assert "imported" not in capsys.readouterr().out
   other = tmp_path / "elsewhere" / "small"
-  shutil.copytree(folder, other)
+  shutil.copytree(folder, other)  # The same model.
   argument = argument.replace(str(folder), str(other))
-  assert command(main.main, argument, directory=tmp_path) == 2
-  assert "runs/small contains another model" in capsys.readouterr().err
+  assert command(main.main, argument, directory=tmp_path) == 0
+  assert "imported" not in capsys.readouterr().out
+
+
+def test_new_weights_in_the_same_folder_are_another_model(
+  folder, text, tmp_path, capsys
+):
+  """What a command names is what the folder contains now."""
+  words = [f"--config.task.test_files={text}", "--limit=4"]
+
+  def scored(path):
+    assert command(score.main, str(path), *words, directory=tmp_path) == 0
+    out = capsys.readouterr().out
+    return out, re.search(r"bits_per_byte[ =:]+([\d.]+)", out)[1]
+
+  before = scored(folder)[1]
+  files = [folder / "model.safetensors"]
+  weights = load_file(files[0])
+  first = min(weights, key=lambda name: "embed_tokens" not in name)
+  weights[first] = weights[first][::-1].copy()
+  save_file(weights, files[0], {"format": "pt"})
+  out, after = scored(folder)
+  assert "imported" in out and after != before
+  out, again = scored(folder)
+  assert "imported" not in out and again == after
+  assert len([*(tmp_path / "runs").glob("small*")]) == 2
 
 
 def test_processes_import_nothing(folder, tmp_path, capsys):
