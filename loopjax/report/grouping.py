@@ -2,12 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax import sections
 from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
-from loopjax.report.runs import Run
+from loopjax.report.runs import DATA, Run, data_apart
 
 SEEDS = ("run.seed", "task.eval_seed", "task.graph_seed", "task.split_seed")
 
@@ -58,11 +58,15 @@ class Spread(NamedTuple):
     return factor * self.std / math.sqrt(len(self.seeds))
 
 
-def group_by_seed(runs: Iterable[Run]) -> list[Group]:
-  """Groups runs by their overrides except the seeds, in order."""
+def group_by_seed(runs: Sequence[Run]) -> list[Group]:
+  """Groups runs by their overrides except the seeds, in order.
+
+  Runs that learned from different files are never in one group.
+  """
   groups: list[Group] = []
-  for run in runs:
+  for run, data in zip(runs, data_apart(runs), strict=True):
     key = {k: v for k, v in run.overrides.items() if k not in SEEDS}
+    key |= {DATA: data} if data else {}
     for group in groups:
       if group.overrides == key:
         group.runs.append(run)
@@ -167,6 +171,7 @@ def fits(wanted: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 # The settings that name a row or a line first, in words.
 _NAMES = {
+  DATA: "data",
   "task.name": "task",
   "model.name": "model",
   "optim.name": "optimizer",

@@ -145,6 +145,14 @@ def settings_of(run: runs_lib.Run) -> dict[str, Any]:
   }
 
 
+def _settings(runs: Sequence[runs_lib.Run]) -> list[dict[str, Any]]:
+  """`settings_of` each run, with its data where they tell runs apart."""
+  return [
+    settings_of(run) | ({runs_lib.DATA: data} if data else {})
+    for run, data in zip(runs, runs_lib.data_apart(runs), strict=True)
+  ]
+
+
 def scores_of(run: runs_lib.Run) -> dict[str, float]:
   """A run's final scores and FACTS by name; none if it is not complete."""
   facts = {name: run.summary[name] for name in FACTS if name in run.summary}
@@ -204,7 +212,7 @@ def records(
 
   `metrics` as in `metrics_of`.
   """
-  settings = [settings_of(run) for run in runs]
+  settings = _settings(runs)
   scores = [scores_of(run) for run in runs]
   keys, names = _varying(settings), metrics_of(runs, metrics)
   return [
@@ -262,8 +270,8 @@ def pivot(
   """
   known = [
     _Known(run, settings, scores_of(run))
-    for run in runs
-    if (settings := settings_of(run))  # Else its config.json is damaged.
+    for run, settings in zip(runs, _settings(runs), strict=True)
+    if settings  # Else its config.json is damaged.
   ]
   names = dict.fromkeys(key for one in known for key in one.settings)
   for key in (*rows, *columns):

@@ -1,6 +1,8 @@
 """Finds the runs and sweeps under a directory, and reads them."""
 
 import contextlib
+import hashlib
+import json
 import pathlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +17,8 @@ from loopjax.run import zoo
 
 VERDICTS = ("reproduced", "same direction", "not here", "not run")
 _DAMAGED = "damaged: "
+# Beside the settings of a config: what runs learned from, see `data_apart`.
+DATA = "data.sha256"
 KEPT = ".runs.json"  # What the name of a file of kept runs ends with.
 
 
@@ -150,6 +154,30 @@ def check_readable(runs: Sequence[Run]) -> None:
   """Raises UserError if all of the runs are damaged."""
   if runs and all(run.damaged for run in runs):
     raise UserError("\n".join(f"{run.directory}: {run.state}" for run in runs))
+
+
+def data_apart(runs: Sequence[Run]) -> list[str]:
+  """The digest of each run's data, of eight digits, where it tells runs apart.
+
+  It is "" for a run that is not complete or whose data have no checksum, and
+  where all runs with the same settings of the task have the same data: a file
+  is named by its path, which says nothing of its content.
+  """
+  found: list[tuple[str, str]] = []
+  for run in runs:
+    sums = {
+      name: value
+      for name, value in run.summary.get("data", {}).items()
+      if name.endswith("_sha256")
+    }
+    text = json.dumps(sums, sort_keys=True).encode()
+    digest = hashlib.sha256(text).hexdigest()[:8] if sums else ""
+    task = json.dumps(run.config.get("task", {}), sort_keys=True)
+    found.append((task, digest))
+  known: dict[str, set[str]] = {}
+  for task, digest in found:
+    known.setdefault(task, set()).update([digest] if digest else [])
+  return [digest if len(known[task]) > 1 else "" for task, digest in found]
 
 
 def has_runs(path: pathlib.Path) -> bool:

@@ -4,7 +4,9 @@ RUNS are work directories, sweeps, stored runs (NAME.runs.json), folders of
 these, or patterns in quotes. There is a row per run, with the settings in which
 the runs differ. With --rows or --columns, the rows and columns are settings,
 and runs that differ only in their seeds are averaged: mean, half the width of
-its 95 % interval (Student's t), and number of runs.
+its 95 % interval (Student's t), and number of runs. Runs of the same settings
+that learned from different files differ in data.sha256, a digest of their
+checksums.
 """
 
 import argparse

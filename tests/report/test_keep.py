@@ -81,6 +81,19 @@ def test_what_is_kept_is_a_sweep_whose_seeds_are_averaged(
   assert "loopjax.sweep" not in markdown
 
 
+def test_a_report_averages_no_runs_of_different_files(runs, tmp_path):
+  for run, content in zip(runs, "aabaaa", strict=True):
+    summary = workdir_lib.read_summary(run)
+    summary["data"]["train_sha256"] = content
+    workdir_lib.write_json(run / "summary.json", summary)
+  out = tmp_path / "kept" / "rule.runs.json"
+  keep.keep(runs, out, sweep="passes")
+  page.write(runs_lib.collect([out.parent]), tmp_path / "report")
+  markdown = (tmp_path / "report" / "report.md").read_text()
+  assert "115.0\u00a0±\u00a07.1" in markdown  # 1.1 and 1.2 in percent.
+  assert "data\u00a0=\u00a0" in markdown
+
+
 def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path):
   folder = tmp_path / os.fsdecode(b"n\xff")
   try:

@@ -244,6 +244,34 @@ def test_only_seeds_are_averaged(runs, tmp_path):
   assert row["test/loss/runs"] == 2
 
 
+def test_runs_of_other_files_are_not_averaged(tmp_path, capsys):
+  """Files are named by paths: another clone, or later, they are others."""
+  for seed, content in enumerate(("aa", "bb", "aa")):
+    path = make_run(tmp_path / f"s{seed}", run__seed=seed)
+    summary = workdir_lib.read_summary(path)
+    summary["data"] = {"train_sha256": content, "train_rows": seed}
+    workdir_lib.write_json(path / "summary.json", summary)
+  names = ("test/loss", "test/loss/runs")
+  rows = loopjax.table(tmp_path, "test/loss", columns="run.num_steps")
+  found = [[row[n] for n in row if n.endswith("/runs")] for row in rows]
+  assert found == [[2], [1]] and len({*map(str, rows)}) == 2
+  assert all("data.sha256" in row for row in rows)
+  assert table.main([str(tmp_path), "--rows=run.num_steps"]) == 2
+  assert "data.sha256 differs between the runs of run.num_steps=" in (
+    capsys.readouterr().err
+  )
+  pairs = ["--rows=data.sha256", "--metric=test/loss"]
+  lines = shown(capsys, str(tmp_path), *pairs).out.splitlines()
+  assert len(lines) == 3 and "n=2" in lines[1] and "n=" not in lines[2]
+  (tmp_path / "s1" / "summary.json").write_text(
+    (tmp_path / "s0" / "summary.json").read_text()
+  )
+  (row,) = loopjax.table(tmp_path, "test/loss", rows="run.num_steps")
+  assert (
+    row[names[1]] == 3
+  )  # And one content under equal settings is no column.
+
+
 def test_the_table_in_each_form(runs, capsys, tmp_path):
   words = [runs, "--metric=test/exact_match", "--rows=model.num_loops"]
   text = shown(capsys, *words).out
