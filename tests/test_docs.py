@@ -28,6 +28,7 @@ from loopjax.config import settings as settings_lib
 from loopjax.data import TASKS
 from loopjax.models import MODELS
 from loopjax.optim import chain
+from loopjax.report.runs import VERDICTS
 from loopjax.types import LoopOptions
 
 HOSTS = {"arxiv.org", "github.com", "ui.perfetto.dev"}
@@ -289,7 +290,8 @@ def test_the_readme_is_short_and_has_its_commands():
     assert line.strip().rstrip(")") in library, line
   results = README.partition("## Results")[2].partition("\n## ")[0]
   _, *verdicts = re.findall(r"(?m)^\| .* \| ([a-z ]+) \|$", results)
-  assert len(verdicts) == 7
+  assert verdicts == sorted(verdicts, key=VERDICTS.index)  # Findings first.
+  assert len(verdicts) == 8
   assert all(f"*{word.capitalize()}*:" in results for word in verdicts)
 
 
