@@ -83,9 +83,7 @@ def run(options: Options) -> None:
       tasks, measured[workdir], measured[workdirs[-1]], strict=True
     ):
       for name, by in bits_per_byte.compare(own_values, other).items():
-        interval = f"[{by['low']:+.4f}, {by['high']:+.4f}]"
-        difference = f"{by['difference']:+.4f}"
-        rows.append((task.name, name, difference, interval, f"{by['p']:.4f}"))
+        rows.append((task.name, name, *by.cells()))
     print(document.aligned(rows))
 
 

@@ -26,9 +26,7 @@ import numpy as np
 from loopjax.analysis import ratios
 from loopjax.eval.requests import EvalItem, EvalTask
 from loopjax.eval.scorer import Score, Scorer, ScoringRequest
-
-_RESAMPLES = 10_000
-_AT_A_TIME = 200  # Resamples per batch.
+from loopjax.run import statistics
 
 
 class Values(NamedTuple):
@@ -117,37 +115,12 @@ def summarise(measured: dict[str, Values]) -> dict[str, float]:
 
 def compare(
   ours: dict[str, Values], reference: dict[str, Values]
-) -> dict[str, dict[str, float]]:
-  """Differences of scores on the same items, ours - reference.
-
-  Uses a paired bootstrap: items are resampled with replacement, the same items
-  for both runs.
-
-  Returns:
-    By metric: "difference"; "low" and "high", the bounds of the 95 % interval
-    of the resampled differences; and "p", twice the fraction of differences,
-    resampled and once more, that are zero or of the opposite sign: never 0.
-  """
-  results = {}
-  for name, (values, weights) in ours.items():
-    others = reference[name].values
-    generator = np.random.default_rng(0)
-    num = len(values)
-    resampled = []
-    for _ in range(_RESAMPLES // _AT_A_TIME):
-      counts = generator.multinomial(num, np.full(num, 1 / num), _AT_A_TIME)
-      sums = counts @ np.stack([weights * (values - others), weights], axis=1)
-      resampled.append(sums[:, 0] / sums[:, 1])
-    differences = np.concatenate(resampled)
-    low, high = np.quantile(differences, [0.025, 0.975])
-    opposite = min(np.sum(differences <= 0), np.sum(differences >= 0))
-    results[name] = {
-      "difference": float(np.average(values - others, weights=weights)),
-      "low": float(low),
-      "high": float(high),
-      "p": min(1.0, 2 * float(opposite + 1) / (len(differences) + 1)),
-    }
-  return results
+) -> dict[str, statistics.Difference]:
+  """Differences of scores on the same items, by metric."""
+  return {
+    name: statistics.compare(values, reference[name].values, weights)
+    for name, (values, weights) in ours.items()
+  }
 
 
 def rows(

@@ -15,7 +15,6 @@ from eval_examples import (
 )
 
 from loopjax.eval import bits_per_byte, requests
-from loopjax.eval.bits_per_byte import Values
 from loopjax.eval.requests import EvalItem
 from loopjax.eval.scorer import Score, Scorer
 
@@ -91,48 +90,6 @@ def test_accuracies_by_hand():
     num_bytes = len(texts[gold])
     assert summary["bits_per_byte"] == pytest.approx(total / num_bytes)
   assert "greedy_match" not in summary
-
-
-def test_a_run_differs_from_itself_by_nothing():
-  values = np.random.default_rng(0).normal(1, 0.2, 50)
-  measured = {"bits_per_byte": Values(values, np.ones(50))}
-  found = bits_per_byte.compare(measured, measured)["bits_per_byte"]
-  assert found == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
-
-
-def test_the_bootstrap_is_paired():
-  """Items vary a lot, but equally in both runs: the difference is certain."""
-  generator = np.random.default_rng(0)
-  hard = generator.normal(2, 1, 400)
-  noise = generator.normal(0, 0.1, 400)
-  weights = generator.integers(1, 90, 400).astype(float)
-  ours = {
-    "mean": Values(hard - 0.05 + noise, np.ones(400)),
-    "corpus": Values(hard - 0.05 + noise, weights),
-  }
-  theirs = {name: of._replace(values=hard) for name, of in ours.items()}
-  found = bits_per_byte.compare(ours, theirs)
-  mean, corpus = found["mean"], found["corpus"]
-  assert mean["difference"] == pytest.approx(np.mean(noise) - 0.05)
-  assert corpus["difference"] == pytest.approx(
-    np.average(noise, weights=weights) - 0.05
-  )
-  # Normal distribution: 1.96 standard errors on both sides.
-  half = 1.96 * np.std(noise) / 20
-  assert mean["low"] == pytest.approx(mean["difference"] - half, abs=0.002)
-  assert mean["high"] == pytest.approx(mean["difference"] + half, abs=0.002)
-  assert mean["p"] == 2 / 10_001  # No resample has the opposite sign.
-  # Different weights and noise; an unpaired test would give 0.1 and more.
-  assert corpus["high"] - corpus["low"] < 0.04
-
-
-def test_no_difference_is_not_certain():
-  values = np.random.default_rng(1).normal(0, 1, 200)
-  values -= values.mean()
-  ours = {"mean": Values(values, np.ones(200))}
-  theirs = {"mean": Values(np.zeros(200), np.ones(200))}
-  found = bits_per_byte.compare(ours, theirs)["mean"]
-  assert found["low"] < 0 < found["high"] and found["p"] > 0.9
 
 
 def test_choices_are_scored_with_their_own_prompt(tmp_path):

@@ -105,6 +105,9 @@ def test_two_runs_are_compared(runs, folder, capsys):
     if line.startswith("sums") and " bits_per_byte " in line
   ]
   assert f"{ours - theirs:+.4f}" in line and abs(ours - theirs) > 1e-4
+  assert evaluate(runs[0], *flags, "--limit=5") == 0
+  *_, line = capsys.readouterr().out.splitlines()
+  assert line.endswith("too few items")  # Five of one sign are one in 16.
 
 
 @pytest.mark.parametrize(
