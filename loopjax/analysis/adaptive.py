@@ -13,8 +13,9 @@ from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import halting, ratios
+from loopjax.analysis import halting
 from loopjax.analysis.plots import draw, series
+from loopjax.run import statistics
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Output
 
@@ -150,8 +151,9 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   measured = exits(evaluated, score)
   figure = draw.new(7.5, 4.4)
   axes = figure.subplots()
-  changes, errors = (
-    [row[f"{score}/change{of}"] for row in measured] for of in ("", "_error")
+  changes = [row[f"{score}/change"] for row in measured]
+  errors = np.array(
+    [row.get(f"{score}/change_error") for row in measured], float
   )
   for name, color, label in (
     ("loops_per_token", draw.BLUE, "in a token's output (all iterations run)"),
@@ -219,8 +221,8 @@ def exits(
     steps = halting.steps_taken(output.trace[trace])  # [B, T, L]
     values, weights = _scored(evaluated, output, batch, score)
     without = values if without is None else without
-    mean, _ = ratios.mean(weights * values, weights)
-    change, error = ratios.mean(weights * (values - without), weights)
+    mean, _ = statistics.mean(weights * values, weights)
+    change, error = statistics.mean(weights * (values - without), weights)
     rows.append({
       "exit_threshold": threshold,
       "rows": len(steps),
@@ -230,7 +232,7 @@ def exits(
       ),
       score: float(mean),
       f"{score}/change": float(change),
-      f"{score}/change_error": float(error),
+      **workdir_lib.finite({f"{score}/change_error": float(error)}),
     })  # fmt: skip
   return rows
 

@@ -7,8 +7,10 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.analysis import evaluated, ratios
+from loopjax.analysis import evaluated
 from loopjax.generate.engine import Engine, GenerationRequest, Sampling
+from loopjax.run import statistics
+from loopjax.run import workdir as workdir_lib
 from loopjax.types import Dataset
 
 _NUM_PROMPTS, _MOST_WRITTEN = 64, 32
@@ -57,8 +59,10 @@ def measure(
   )
   pairs = zip(own, other, strict=True)
   shares = np.array([shared_length(*pair) / num_written for pair in pairs])
-  mean, error = ratios.mean(shares, np.ones(len(shares)))
-  return {"agreement": float(mean), "agreement/standard_error": float(error)}
+  mean, error = statistics.mean(shares, np.ones(len(shares)))
+  return workdir_lib.finite(
+    {"agreement": float(mean), "agreement/standard_error": float(error)}
+  )
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -15,11 +15,11 @@ from matplotlib import axes as axes_lib
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw, series
 from loopjax.losses import tokens as token_losses
 from loopjax.models import every_loop
 from loopjax.program import eval_step
+from loopjax.run import statistics
 from loopjax.types import Array, Batch, Output, TokenScores
 
 _ERROR = "/standard_error"
@@ -126,7 +126,7 @@ def means(scores: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
   for name, both in scores.items():
     values, weights = (np.asarray(x, np.float64)[:, rows] for x in both)
     if weights.any():
-      mean, error = ratios.mean(weights * values, weights)
+      mean, error = statistics.mean(weights * values, weights)
       result |= {name: mean, f"{name}{_ERROR}": error}
   return result
 

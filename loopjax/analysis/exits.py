@@ -22,7 +22,6 @@ from flax import nnx
 from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw
 from loopjax.commands import document
 from loopjax.data.text import task as text_task
@@ -32,6 +31,7 @@ from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, melt
 from loopjax.program.eval_step import model_inputs
+from loopjax.run import statistics
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Array
 
@@ -118,8 +118,8 @@ def _draw(
       [row[column] for row in rows] for column in ("loops", "loss", "error")
     )
     axes.errorbar(
-      loops, losses, errors, color=color, marker="o", ms=4, capsize=2,
-      label=label,
+      loops, losses, np.array(errors, float), color=color, marker="o", ms=4,
+      capsize=2, label=label,
     )  # fmt: skip
   if trained is not None:
     axes.axvline(trained, color=draw.GREY, linestyle=":")
@@ -268,20 +268,20 @@ def curve(
 
 def _means(
   losses: np.ndarray, loops: np.ndarray, weights: np.ndarray, full: np.ndarray
-) -> dict[str, float]:
+) -> dict[str, float | None]:
   """Loops and loss of a token, and the standard error of losses - full.
 
-  All [B, T].
+  All [B, T]; the error is None for a single row.
   """
   weights = weights.astype(np.float64)
   (mean_loops, _), (loss, _), (_, error) = (
-    ratios.mean((weights * values).sum(axis=1), weights.sum(axis=1))
+    statistics.mean((weights * values).sum(axis=1), weights.sum(axis=1))
     for values in (loops, losses, losses - full)
   )
   return {
     "loops": float(mean_loops),
     "loss": float(loss),
-    "error": float(error),
+    "error": None if np.isnan(error) else float(error),
   }
 
 

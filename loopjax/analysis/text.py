@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import ratios
 from loopjax.analysis.plots import draw
 from loopjax.commands import document
 from loopjax.data.text import task as text_task
@@ -18,6 +17,7 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import generate_texts
 from loopjax.losses import tokens as token_losses
+from loopjax.run import statistics
 
 _NUM_TEXTS = 4
 _MOST_TOKENS = 256  # Maximum generated per prompt.
@@ -83,7 +83,7 @@ def by_position(
   means, errors = [], []
   for number in range(octave[weights > 0].max(initial=0) + 1):
     in_octave = np.where(octave == number, weights, 0.0)
-    mean, error = ratios.mean(
+    mean, error = statistics.mean(
       np.sum(in_octave * losses, axis=1), in_octave.sum(axis=1)
     )
     means.append(mean)

@@ -181,9 +181,11 @@ def _row(
 ) -> tuple[str, ...]:
   """A row of the table: scores with standard errors, "" where missing."""
   cells = [
-    f"{summary[name]:.4f} ± {summary[f'{name}/standard_error']:.4f}"
-    if name in summary
-    else ""
+    " ± ".join(
+      f"{summary[x]:.4f}"
+      for x in (name, f"{name}/standard_error")
+      if x in summary
+    )
     for name in _COLUMNS
   ]
   return str(workdir), task, f"{summary['n']:,}", *cells

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loopjax.analysis import ratios
 from loopjax.eval.requests import EvalItem, EvalTask
 from loopjax.eval.scorer import Score, Scorer, ScoringRequest
 from loopjax.run import statistics
@@ -107,8 +106,10 @@ def summarise(measured: dict[str, Values]) -> dict[str, float]:
   """Mean and standard error of every metric, and the number of items, "n"."""
   summary: dict[str, float] = {}
   for name, (values, weights) in measured.items():
-    mean, error = ratios.mean(weights * values, weights)
-    summary |= {name: float(mean), f"{name}/standard_error": float(error)}
+    mean, error = statistics.mean(weights * values, weights)
+    summary[name] = float(mean)
+    if len(values) > 1:
+      summary[f"{name}/standard_error"] = float(error)
     summary["n"] = len(values)
   return summary
 

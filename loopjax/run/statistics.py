@@ -1,4 +1,4 @@
-"""Differences of two runs on the same items, and their intervals."""
+"""Means over examples, their errors, and differences of two runs."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,35 @@ import numpy as np
 _SUBSETS = 10_000
 _AT_A_TIME = 200  # Subsets per batch.
 _OUTSIDE = 0.05
+
+
+def mean(
+  sums: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """The weighted mean of rows, and its standard error, f64 [...] each.
+
+  Rows are independent, but the tokens of a row are not, so that the mean m is
+  a ratio of sums over rows. The square of its error is n / (n - 1) times sum_i
+  (s_i - m w_i)^2 / (sum_i w_i)^2 over the n rows that have weight; for equal
+  weights this is the sample variance over n (Cochran, "Sampling Techniques",
+  section 2.11).
+
+  Args:
+    sums: each row's sum of weight times value, s, [..., N].
+    weights: each row's sum of weights, w, [..., N].
+
+  Returns:
+    (mean, standard error); the mean is NaN without weight, the error with
+    fewer than two rows that have weight.
+  """
+  sums, weights = (np.asarray(x, np.float64) for x in (sums, weights))
+  total = weights.sum(axis=-1)
+  total = np.where(total > 0, total, np.nan)
+  means = sums.sum(axis=-1) / total
+  off = sums - means[..., None] * weights
+  num = np.count_nonzero(weights, axis=-1)
+  per_degree = np.where(num > 1, num / np.maximum(num - 1, 1), np.nan)
+  return means, np.sqrt(per_degree * (off**2).sum(axis=-1)) / total
 
 
 class Difference(NamedTuple):

@@ -14,7 +14,7 @@ from loopjax import sharding
 from loopjax.data import check_scores, pipeline
 from loopjax.errors import UserError
 from loopjax.program import eval_step as eval_step_lib
-from loopjax.run import metrics
+from loopjax.run import metrics, statistics
 from loopjax.types import Batch, Dataset, Output
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
@@ -53,18 +53,20 @@ def make_evaluator(
     params: Any, split: str, num_examples: int = 0
   ) -> dict[str, dict[str, float]]:
     dataset = datasets[split]
-    sizes = _group_sizes(dataset)
     num_batches = math.ceil(num_examples / batch_size) or None
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
-    total: Any = None
+    found: list[Any] = []
     running: Any = None
     for batch in batches:
       between_batches()
       placed = sharding.put_batch(mesh, batch, batch_size)
-      last, running = running, eval_fn(params, placed, group_sizes=sizes)
+      last, running = running, eval_fn(params, placed)
       # The device already has the next batch while the host waits for a result.
-      total = _added(total, last)
-    return _means(_added(total, running), dataset.groups, split)
+      if last is not None:
+        found.append(jax.device_get(last))
+    found.append(jax.device_get(running))
+    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    return _means(rows, dataset.groups, split)
 
   return evaluate
 
@@ -87,14 +89,17 @@ def check(
       `best_metric`.
   """
   batch, params = dataset.batches[0], program.abstract_params
-  sizes = _group_sizes(dataset)
-  shapes = jax.eval_shape(_step(program), params, batch, group_sizes=sizes)
+  shapes = jax.eval_shape(_step(program), params, batch)
   if not best_metric:
     return
-  sums = jax.tree.map(lambda leaf: np.ones(leaf.shape), shapes)
+  # As many examples as the most groups, so that every group has one.
+  num = max([1, *map(len, dataset.groups.values())])
+  rows = jax.tree.map(lambda _: np.ones(num), shapes)
+  for grouping, groups in dataset.groups.items():
+    rows[f"group/{grouping}"] = np.arange(num) % len(groups)
   names = [
     name
-    for split, scores in _means(sums, dataset.groups, "validation").items()
+    for split, scores in _means(rows, dataset.groups, "validation").items()
     for name in metrics.named(split, scores)
     if "standard_error" not in name
   ]
@@ -106,7 +111,7 @@ def check(
 
 
 def _step(program: program_lib.Program) -> Callable[..., Any]:
-  """The compiled `eval_step`: (params, batch, group_sizes) -> sums."""
+  """The compiled `eval_step`: (params, batch) -> scores of its examples."""
   settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
 
@@ -126,58 +131,53 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
         if name in task.TRACES or name in MODEL_TRACES
       ),
     ),
-    static_argnames="group_sizes",
     out_shardings=sharding.replicated(mesh),
   )
 
 
-def _group_sizes(dataset: Dataset) -> tuple[tuple[str, int], ...]:
-  """Number of groups of each grouping."""
-  return tuple((name, len(group)) for name, group in dataset.groups.items())
+def _means(
+  rows: Mapping[str, Any],
+  groups: Mapping[str, Sequence[str]],
+  scored_split: str,
+) -> dict[str, dict[str, float]]:
+  """Means, standard errors and counts over examples.
 
-
-def _added(total: Any, sums: Any) -> Any:
-  """The sum of both on the host, in float64; None is 0."""
-  if sums is None:
-    return total
-  sums = jax.tree.map(np.float64, jax.device_get(sums))
-  return sums if total is None else jax.tree.map(np.add, total, sums)
-
-
-def _means(sums, groups, scored_split: str) -> dict[str, dict[str, float]]:
-  """Means, standard errors and counts from sums and sums of squares.
-
-  A score without weight in a group has no mean, and is not in the result.
+  A score without weight in a group has no mean, and with the weight of a single
+  example no error; these are not in the result.
 
   Args:
-    sums: results of `eval_step`, by grouping and score; "" is overall.
+    rows: results of `eval_step`, of all examples.
     groups: names of the groups, by grouping.
     scored_split: the split that was scored.
   """
+  valid = rows["valid"].astype(bool)
+  sums, weights = {}, {}
+  for name, value in rows["scores"].items():
+    v, w = value if isinstance(value, tuple) else (value, valid)
+    weights[name] = w.astype(np.float64)
+    sums[name] = weights[name] * v
+  found = [] if SPLIT in groups else [("", "", valid)]
+  found += [
+    (grouping, name, valid & (rows[f"group/{grouping}"] == group))
+    for grouping, names in groups.items()
+    for group, name in enumerate(names)
+  ]
   splits: dict[str, dict[str, float]] = {}
-  for grouping, scores in sums.items():
-    if SPLIT in groups and not grouping:
+  for grouping, name, chosen in found:
+    if not chosen.any():
       continue
-    counts = scores.pop("count")
-    for group, count in enumerate(counts):
-      if not count:
-        continue
-      name = groups[grouping][group] if grouping else ""
-      split, name = _place(grouping, name, scored_split, groups.get(SPLIT, ()))
-      suffix = f"/{grouping}={name}" if name else ""
-      means = splits.setdefault(split, {})
-      means[f"count{suffix}"] = float(count)
-      for score, powers in scores.items():
-        weight, total, *squares = powers[group]
-        if not weight:
-          continue  # No example counts for this score.
-        mean = total / weight
-        # Variance of a ratio of sums: sum w^2 (v - mean)^2 / (sum w)^2.
-        variance = np.dot(squares, (mean**2, -2 * mean, 1))
-        means[f"{score}{suffix}"] = float(mean)
-        means[f"{score}{suffix}/standard_error"] = float(
-          math.sqrt(max(variance, 0.0)) / weight
+    split, name = _place(grouping, name, scored_split, groups.get(SPLIT, ()))
+    suffix = f"/{grouping}={name}" if name else ""
+    means = splits.setdefault(split, {})
+    means[f"count{suffix}"] = float(chosen.sum())
+    for score in sums:
+      if weights[score][chosen].any():
+        mean, error = statistics.mean(
+          sums[score][chosen], weights[score][chosen]
         )
+        means[f"{score}{suffix}"] = float(mean)
+        if not np.isnan(error):
+          means[f"{score}{suffix}/standard_error"] = float(error)
   return splits
 
 

@@ -182,7 +182,7 @@ def test_exits_are_counted_of_real_tokens_and_compared_row_by_row(tmp_path):
       "loops_per_row": slowest.mean(),
       "score": shares @ values[n],
       "score/change": shares @ change,
-      "score/change_error": np.linalg.norm(off),
+      "score/change_error": np.sqrt(3 / 2) * np.linalg.norm(off),
     }
     assert row == pytest.approx(expected)
 
@@ -226,16 +226,16 @@ def test_the_loss_is_by_position_in_the_document():
   # First tokens 9, 7, 5; the next two 5, 3, 1, 3; then three of the last row.
   np.testing.assert_allclose(means, [7, 3, 2])
   off = [(9 - 7) + (7 - 7), 5 - 7]
-  np.testing.assert_allclose(errors[0], np.hypot(*off) / 3)
+  np.testing.assert_allclose(errors[0], np.sqrt(2 / 1) * np.hypot(*off) / 3)
   ones = np.ones((1, 8))
-  edges, means, _ = text_figures.by_position(ones, ones, ones)
+  edges, means, errors = text_figures.by_position(ones, ones, ones)
   assert edges.tolist() == [0, 1, 3, 8]
   assert means.tolist() == [1, 1, 1]
+  assert np.isnan(errors).all()  # One row has none.
   # Prompts of conversations do not count: they are left out, not drawn as 0.
   answers = np.where(np.arange(8) < 3, 0.0, ones)
-  _, means, errors = text_figures.by_position(ones, answers, ones)
+  _, means, _ = text_figures.by_position(ones, answers, ones)
   np.testing.assert_array_equal(means, [np.nan, np.nan, 1])
-  np.testing.assert_array_equal(errors, [np.nan, np.nan, 0])
 
 
 def test_rows_of_one_document_each_have_positions(tmp_path, drawn):

@@ -27,8 +27,8 @@ def test_scores_of_known_predictions():
   scores = depth.means(found)
   assert scores.keys() == {"right", "right/standard_error"}
   np.testing.assert_allclose(scores["right"], [0.25, 0.75])
-  # Values (0, 1/2) and (1, 1/2): deviation 1/4, over root 2.
-  expected = [0.25 / 2**0.5] * 2
+  # Values (0, 1/2) and (1, 1/2): of two, half of their difference.
+  expected = [0.25] * 2
   np.testing.assert_allclose(scores["right/standard_error"], expected)
 
 
@@ -126,13 +126,12 @@ def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
   trained = evaluated.settings.model.num_loops
   most = factor * trained
   scores = depth.scores_by_depth(evaluated)
-  sums = functools.partial(
+  rows = functools.partial(
     eval_step.eval_step,
     evaluated.params,
     {name: jnp.asarray(x) for name, x in evaluated.batch.items()},
     graphdef=evaluated.graphdef,
     score=evaluated.settings.task_module.score,
-    group_sizes=(),
     kind="scan",
   )
   ran = {1, 2, 4, trained, most}
@@ -140,12 +139,13 @@ def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
     if loops not in ran:
       assert np.isfinite(scores["loss"][loops - 1]) == (family == "looped")
       continue
-    for name, powers in sums(num_loops=loops)[""].items():
+    for name, value in rows(num_loops=loops)["scores"].items():
       if name in scores:
-        weight, total = powers[0, :2]
+        values, weights = value if isinstance(value, tuple) else (value, None)
         np.testing.assert_allclose(
-          scores[name][loops - 1], total / weight, rtol=1e-5, atol=1e-7
-        )
+          scores[name][loops - 1], np.average(values, weights=weights),
+          rtol=1e-5, atol=1e-7,
+        )  # fmt: skip
   assert len(scores["loss"]) == most
   assert ("relative_change" in scores) == (family == "looped")
 
@@ -155,7 +155,7 @@ def test_rows_count_by_their_weight():
   values, weights = np.array([[1.0, 3.0, 9.0]]), np.array([[2.0, 1.0, 0.0]])
   found = depth.means({"bits": (values, weights)})
   np.testing.assert_allclose(found["bits"], [5 / 3])
-  # Weighted deviations 2 * 2/3 and 4/3, over the weights' sum.
-  expected = np.sqrt(2) * (4 / 3) / 3
+  # Weighted deviations 2 * 2/3 and 4/3 of two rows, over the weights' sum.
+  expected = np.sqrt(2 / (2 - 1) * 2) * (4 / 3) / 3
   np.testing.assert_allclose(found["bits/standard_error"], [expected])
   assert depth.means({"bits": (values, weights)}, []) == {}

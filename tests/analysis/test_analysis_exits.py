@@ -81,7 +81,7 @@ def test_a_curve_is_loss_against_loops():
   assert rows[0.7]["loss"] == pytest.approx((2 + 1 + 2) / 3)
   # Differences from full depth: +1, -2 in one row, 0 in the other; mean -1/3.
   off = [(1 + 1 / 3 - 2 + 1 / 3) / 3, (0 + 1 / 3) / 3]
-  assert rows[0.7]["error"] == pytest.approx(np.hypot(*off))
+  assert rows[0.7]["error"] == pytest.approx(np.sqrt(2 / 1) * np.hypot(*off))
   assert (rows[1.0]["loops"], rows[1.0]["error"]) == (3, 0)
   assert rows[1.0]["loss"] == 2.0
   fixed = exits.curve(found, LOOPS, "fixed")

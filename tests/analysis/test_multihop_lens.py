@@ -202,7 +202,9 @@ def test_rows_hold_means_and_their_errors():
   row = rows.make("a", "b", 1, 2, {"x": np.array([0, 0, 1, 1])}, entity="c")
   assert row == {
     "analysis": "a", "split": "b", "entity": "c", "loop": 1, "position": 2,
-    "count": 4, "x": 0.5, "x/standard_error": 0.25,
+    "count": 4, "x": 0.5, "x/standard_error": pytest.approx(0.5 / 3**0.5),
   }  # fmt: skip
+  one = rows.make("a", "b", 1, 2, {"x": np.array([1])})
+  assert one["x"] == 1 and "x/standard_error" not in one
   assert entity_name(1, 2) == "bridge1"
   assert entity_name(2, 2) == "answer"

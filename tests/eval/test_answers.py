@@ -200,7 +200,9 @@ def test_scores_are_those_of_the_answers(run, answered, capsys):
   assert metrics["pass@4"] == pytest.approx(right.any(axis=1).mean())
   assert "pass@4/standard_error_of_samples" not in metrics
   shares = right.mean(axis=1)
-  assert metrics["pass@1/standard_error"] == pytest.approx(shares.std() / 2)
+  assert metrics["pass@1/standard_error"] == pytest.approx(
+    shares.std(ddof=1) / 2
+  )
   assert metrics["tokens"] == np.mean([row["num_tokens"] for row in rows])
   assert metrics["n"] == 4 and metrics["loops"] == 2
   ended = np.mean([row["finish"] == "stop" for row in rows])

@@ -58,15 +58,15 @@ def test_variants_by_hand():
   )
   assert summary["bits_per_byte_corpus"] == pytest.approx(sum(bits) / 13)
   assert summary["greedy_match"] == 0.5
-  deviation = abs(bits[0] / 3 - bits[1] / 10) / 2
+  # Of two, half of their difference.
   assert summary["bits_per_byte/standard_error"] == pytest.approx(
-    deviation / math.sqrt(2)
+    abs(bits[0] / 3 - bits[1] / 10) / 2
   )
   # Error of a ratio of sums: weighted residuals.
   mean = summary["bits_per_byte_corpus"]
   away = bits[0] - 3 * mean, bits[1] - 10 * mean
   assert summary["bits_per_byte_corpus/standard_error"] == pytest.approx(
-    math.hypot(*away) / 13
+    math.sqrt(2 / (2 - 1)) * math.hypot(*away) / 13
   )
   assert "accuracy" not in summary
 

@@ -99,11 +99,10 @@ def test_losses_and_scores_keep_documents_apart(name):
       batch,
       graphdef=graphdef,
       score=score,
-      group_sizes=(),
       num_loops=2,
       kind="scan",
     )
-    return loss, scores[""]["nats"]
+    return loss, scores["scores"]["nats"]
 
   first = jnp.where(DOCUMENTS == 1, (INPUTS + 7) % 20, INPUTS)
   last = jnp.where(batch_of(INPUTS)["weights"] > 0, first + 3, first) % 20

@@ -379,7 +379,6 @@ def test_evaluation_makes_no_array_of_tokens_by_vocabulary():
     eval_step_lib.eval_step,
     graphdef=graphdef,
     score=TASKS["text"].score,
-    group_sizes=(),
     num_loops=LOOPS,
     kind="scan",
   )

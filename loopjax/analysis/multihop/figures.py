@@ -225,7 +225,7 @@ def draw_bars(
       np.arange(len(groups)) + offset,
       [row[metric] for row in shown],
       width,
-      yerr=[row[f"{metric}/standard_error"] for row in shown],
+      yerr=[row.get(f"{metric}/standard_error", np.nan) for row in shown],
       color=color,
       ecolor="0.2",
       capsize=2,
@@ -298,7 +298,7 @@ def _draw_loop(
         axes.errorbar(
           [row["alpha"] for row in line],
           [row["accuracy"] for row in line],
-          [row["accuracy/standard_error"] for row in line],
+          [row.get("accuracy/standard_error", np.nan) for row in line],
           label=split,
           **_style(split),
         )

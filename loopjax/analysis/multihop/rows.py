@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from loopjax.analysis import ratios
+from loopjax.run import statistics
 from loopjax.run import workdir as workdir_lib
 
 Row = dict[str, Any]
@@ -33,7 +33,7 @@ def make(
   """
   values: dict[str, Any] = {}
   for name, sample in samples.items():
-    mean, error = ratios.mean(sample, np.ones(len(sample)))
+    mean, error = statistics.mean(sample, np.ones(len(sample)))
     values |= {name: mean, f"{name}/standard_error": error}
   count = len(next(iter(samples.values())))
   return {

@@ -184,12 +184,18 @@ def _fixed_and_best(cells: Sequence[rows.Row], metric: str):
 
 
 def _percent(row: rows.Row, name: str) -> str:
-  error = row[f"{name}/standard_error"]
-  return f"{100 * row[name]:.1f} ± {100 * error:.1f}"
+  return _with_error(row, name, 100, 1)
 
 
 def _plus_minus(row: rows.Row, name: str) -> str:
-  return f"{row[name]:.3f} ± {row[f'{name}/standard_error']:.3f}"
+  return _with_error(row, name, 1, 3)
+
+
+def _with_error(row: rows.Row, name: str, factor: float, digits: int) -> str:
+  """A mean and its standard error; a single question has none."""
+  found = [row.get(x) for x in (name, f"{name}/standard_error")]
+  known = [f"{factor * x:.{digits}f}" for x in found if x is not None]
+  return " ± ".join(known)
 
 
 def _table(title: str, header: Sequence[str], lines) -> str:

@@ -105,14 +105,10 @@ def table(
   """The scores and their standard errors as aligned text."""
   lines = [("", "mean", "± questions", "± samples")]
   for name in (*(f"pass@{k}" for k in ks), "tokens", "ended", "loops"):
-    of_samples = metrics.get(f"{name}/standard_error_of_samples")
-    lines.append(
-      (
-        name,
-        f"{metrics[name]:.4g}",
-        f"{metrics[f'{name}/standard_error']:.2g}",
-        "" if of_samples is None else f"{of_samples:.2g}",
-      )
+    of_questions, of_samples = (
+      f"{metrics[key]:.2g}" if (key := f"{name}/{error}") in metrics else ""
+      for error in ("standard_error", "standard_error_of_samples")
     )
+    lines.append((name, f"{metrics[name]:.4g}", of_questions, of_samples))
   header = f"{metrics['n']} questions, {num_samples} answers each"
   return f"{header}\n{document.aligned(lines, num_left=1)}"
