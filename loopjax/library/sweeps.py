@@ -32,7 +32,8 @@ def table(
   which the runs differ, and scores. With them, runs that differ only in their
   seeds are averaged: with a mean, "NAME/interval" is half the width of its 95 %
   interval (Student's t), and "NAME/runs" the number of runs. Scores of a run
-  that is not complete are None, and standard error names it.
+  that is not complete are None, and standard error names it, as it names runs
+  without a finite score; their paths are in "NAME/missing" of their mean.
 
   Args:
     runs: work directories, sweeps, stored runs (NAME.runs.json), folders of
@@ -55,7 +56,9 @@ def table(
   rows, columns = _names(rows), _names(columns)
   if not (rows or columns):
     return records.records(read, _names(metrics))
-  return records.pivot(read, _names(metrics), rows, columns).records()
+  pivot = records.pivot(read, _names(metrics), rows, columns)
+  records.say_missing(read, pivot)
+  return pivot.records()
 
 
 def run_sweep(

@@ -33,12 +33,15 @@ class Spread(NamedTuple):
     seeds: the numbers, by seed, or by all seeds of a run: `0/1`.
     evaluation: standard error over the examples of the evaluation, averaged
       over seeds; None if unknown.
+    missing: the runs that should be among them and have no finite number, by
+      the same names as `seeds`, or by their paths.
   """
 
   mean: float
   std: float | None
   seeds: Mapping[int | str, float]
   evaluation: float | None = None
+  missing: tuple[int | str, ...] = ()
 
   @property
   def standard_error(self) -> float | None:
@@ -91,14 +94,16 @@ def ours(group: Group, column: Column) -> Spread | None:
   done = [run for run in group.runs if run.done]
   for seed, run in zip(_seeds(done), done, strict=True):
     value = column.of(run)
-    if value is not None and not math.isnan(value):
+    if value is not None and math.isfinite(value):
       values[seed] = value
       if isinstance(column.value, Metric):
         errors.append(column.value.standard_error(run.config, run.summary))
   found, known = spread(values), [e for e in errors if e is not None]
-  if found is None or not known:
-    return found
-  return found._replace(evaluation=statistics.fmean(known))
+  if found is None:
+    return None
+  missing = tuple(seed for seed in _seeds(done) if seed not in values)
+  error = statistics.fmean(known) if known else None
+  return found._replace(evaluation=error, missing=missing)
 
 
 def _seeds(runs: Sequence[Run]) -> list[int | str]:

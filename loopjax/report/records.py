@@ -52,6 +52,11 @@ class Column(NamedTuple):
     """Whether a cell is the mean of several runs."""
     return any(cell and len(cell.seeds) > 1 for cell in self.cells)
 
+  @property
+  def missing(self) -> list[str]:
+    """The paths of runs that lack a number that others of their cell have."""
+    return [str(path) for cell in self.cells if cell for path in cell.missing]
+
 
 class Pivot(NamedTuple):
   """Scores by settings.
@@ -65,7 +70,10 @@ class Pivot(NamedTuple):
   columns: list[Column]
 
   def records(self) -> list[dict[str, Any]]:
-    """A dict per row; a mean has its interval and number of runs beside it."""
+    """A dict per row; a mean has its interval and number of runs beside it.
+
+    Where runs have no number, their paths are beside the number of the others.
+    """
     return [
       dict(row)
       | {
@@ -80,10 +88,13 @@ class Pivot(NamedTuple):
 def _flat(column: Column, place: int) -> dict[str, Any]:
   """The values of a cell by the name of their column."""
   cell = column.cells[place]
-  found = {column.label: cell and cell.mean}
-  if column.is_mean:
+  found: dict[str, Any] = {column.label: cell and cell.mean}
+  if column.is_mean or column.missing:
     found[f"{column.label}/interval"] = cell and cell.interval
     found[f"{column.label}/runs"] = len(cell.seeds) if cell else 0
+  if column.missing:
+    missing = cell.missing if cell else ()
+    found[f"{column.label}/missing"] = " ".join(map(str, missing))
   return found
 
 
@@ -132,6 +143,19 @@ def say_incomplete(runs: Iterable[runs_lib.Run]) -> bool:
       file=sys.stderr,
     )
   return any(run.damaged for run in found)
+
+
+def say_missing(runs: Iterable[runs_lib.Run], pivot: Pivot) -> None:
+  """Names the complete runs that a mean is without on standard error."""
+  done = {str(run.directory) for run in runs if run.done}
+  for column in pivot.columns:
+    for path in column.missing:
+      if path in done:
+        print(
+          f"note: {path}: has no finite {column.metric}; the number of its row"
+          " is of the other runs",
+          file=sys.stderr,
+        )
 
 
 def settings_of(run: runs_lib.Run) -> dict[str, Any]:
@@ -331,13 +355,19 @@ def _column(
   seeds: Mapping[str, Any] = {},
 ) -> Column:
   """The column of a metric over some of the runs."""
-  here = {id(one) for one in some if metric in one.scores}
-  cells = [
-    grouping.spread(
-      {one.seed: one.scores[metric] for one in of_line if id(one) in here}
+  here = {id(one) for one in some}
+
+  def cell(of_line: Sequence[_Known]) -> grouping.Spread | None:
+    its = [one for one in of_line if id(one) in here]
+    found = grouping.spread(
+      {one.seed: one.scores[metric] for one in its if metric in one.scores}
     )
-    for _, of_line in lines
-  ]
+    if found is None:
+      return None
+    missing = (x.run.directory for x in its if x.seed not in found.seeds)
+    return found._replace(missing=tuple(map(str, missing)))
+
+  cells = [cell(of_line) for _, of_line in lines]
   return Column(metric, settings, seeds, cells)
 
 

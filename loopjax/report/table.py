@@ -4,9 +4,9 @@ RUNS are work directories, sweeps, stored runs (NAME.runs.json), folders of
 these, or patterns in quotes. There is a row per run, with the settings in which
 the runs differ. With --rows or --columns, the rows and columns are settings,
 and runs that differ only in their seeds are averaged: mean, half the width of
-its 95 % interval (Student's t), and number of runs. Runs of the same settings
-that learned from different files differ in data.sha256, a digest of their
-checksums.
+its 95 % interval (Student's t), and number of runs: n=2 of 3 if one of them has
+no finite score, which standard error names. Runs of the same settings that
+learned from different files differ in data.sha256, a digest of their checksums.
 """
 
 import argparse
@@ -84,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.plot:  # Seeds are marks beside their mean.
       columns = [key for key in columns if key not in grouping.SEEDS]
     pivot = records.pivot(runs, options.metric, options.rows, columns)
+    records.say_missing(runs, pivot)
     if options.plot:
       text = f"{_draw(pivot, options.rows[0], options.plot)}\n"
     elif options.csv:
@@ -126,8 +127,10 @@ def _as_text(value: Any) -> str:
   """A cell: at most four digits of a score."""
   if isinstance(value, grouping.Spread):
     text = tables.score(value.mean, value.interval)
-    many = len(value.seeds) > 1
-    return f"{text} (n={len(value.seeds)})" if many else text
+    num, num_missing = len(value.seeds), len(value.missing)
+    if num_missing:
+      return f"{text} (n={num} of {num + num_missing})"
+    return f"{text} (n={num})" if num > 1 else text
   if isinstance(value, float):
     return tables.score(value, None)
   return _ABSENT if value is None else str(value)

@@ -317,7 +317,9 @@ def _spread_cell(
 ) -> Cell:
   """Mean and standard deviation; in small print, the text and all seeds."""
   main = "–" if found.mean is None else number(found.mean, digits)
-  if found.std == 0 and kind == "ours":
+  missing = found.missing if isinstance(found, grouping.Spread) else ()
+  without = f"without {', '.join(f's{seed}' for seed in missing)}"
+  if found.std == 0 and kind == "ours" and not missing:
     return Cell(main, "every seed")
   if found.std is not None:
     main += f"\u00a0±\u00a0{number(found.std, digits)}"
@@ -326,7 +328,7 @@ def _spread_cell(
     f"s{seed}:\u00a0{number(value, digits)}"
     for seed, value in found.seeds.items()
   )
-  notes = [text, "" if lonely else seeds]
+  notes = [text, "" if lonely else seeds, without if missing else ""]
   return Cell(main, "; ".join(filter(None, notes)))
 
 

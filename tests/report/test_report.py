@@ -754,6 +754,11 @@ def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
   (legend,) = figure.legends
   names = {text.get_text() for text in legend.get_texts()}
   assert {"paper: 3.27 ± 0.59", "ours: 2.50 ± 0.43", "Loop-7"} <= names
+  log(tmp_path / items[0].slug, rows[:1])  # No layer of the first seed began.
+  markdown = written(tmp_path)[1].read_text()
+  (line, *_) = (x for x in markdown.splitlines() if "<small>Loop-3" in x)
+  said = line.split("|")[2].replace("\u00a0", " ")
+  assert said.strip().startswith("2.75 ± 0.35") and "; without s0<" in said
   left, right = figure.get_axes()[0].get_xlim()
   assert left > right  # Training runs from left to right.
 

@@ -166,6 +166,32 @@ def test_runs_without_a_score_stay_and_are_named(runs, capsys):
   assert alone.out.splitlines()[1].endswith("diverged,")
 
 
+def test_a_mean_says_which_of_its_runs_have_no_finite_score(runs, capsys):
+  """A summary has no score that is not finite; one not complete has none."""
+  path = runs / "n4-s2" / "summary.json"
+  summary = workdir_lib.read_json(path)
+  del summary["metrics"]["test/exact_match"]
+  workdir_lib.write_json(path, summary)
+  words = [runs, "--metric=test/exact_match", "--rows=model.num_loops"]
+  said = shown(capsys, *words)
+  assert said.out.splitlines()[1:] == [
+    "1                1.125 ± 0.31 (n=3)",
+    "4                4.062 ± 0.79 (n=2 of 3)",
+  ]
+  assert said.err == (
+    f"note: {runs / 'n4-s2'}: has no finite test/exact_match; the number of its"
+    " row is of the other runs\n"
+  )
+  rows = list(csv.DictReader(shown(capsys, *words, "--csv").out.splitlines()))
+  named = [row["test/exact_match/missing"] for row in rows]
+  assert named == ["", str(runs / "n4-s2")]
+  assert [row["test/exact_match/runs"] for row in rows] == ["3", "2"]
+  (runs / "n4-s1" / "summary.json").unlink()
+  said = shown(capsys, *words)
+  assert said.out.splitlines()[2].split() == ["4", "4", "(n=1", "of", "3)"]
+  assert f"note: {runs / 'n4-s1'}: incomplete" in said.err
+
+
 def test_planned_runs_of_a_sweep_are_rows(runs, capsys):
   """With what the sweep sets; and the runs beside them once."""
   config = workdir_lib.read_json(runs / "n1-s0" / "config.json")
