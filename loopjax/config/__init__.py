@@ -15,6 +15,7 @@ from loopjax.config.overrides import to_dict as to_dict
 from loopjax.config.resolve import MAX_LOOPS as MAX_LOOPS
 from loopjax.config.resolve import check_config as check_config
 from loopjax.config.resolve import check_loops as check_loops
+from loopjax.config.resolve import check_scored as check_scored
 from loopjax.config.resolve import config_of_run as config_of_run
 from loopjax.config.resolve import of_run as of_run
 from loopjax.config.resolve import record as record

@@ -75,6 +75,22 @@ def check_config(
     )
 
 
+# Settings of section eval that change the scores at the end of training.
+_SCORING = ("num_loops", "execution", "depth_factor", "depth_examples")
+
+
+def check_scored(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
+  """Raises UserError if a complete run was scored with other settings."""
+  before = workdir_lib.read_config(workdir).get("eval", {})
+  for name in _SCORING:
+    value = config["eval"][name]
+    if before.get(name, value) != value:
+      raise UserError(
+        f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
+        f" loopjax score to score it with {value!r}"
+      )
+
+
 MAX_LOOPS = 2**16
 # Options of JAX, also by variables of the environment, that change the random
 # numbers of a seed.

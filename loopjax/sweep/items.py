@@ -52,7 +52,7 @@ def make_items(
 
   Raises:
     UserError: the sweep does not exist, an item is invalid with this config, or
-      a sweep-*.json cannot be read.
+      is complete with scores of another; or a sweep-*.json cannot be read.
   """
   there_are = sweeps(config)
   if name not in there_are:
@@ -87,10 +87,24 @@ def make_items(
     directory = _directory(earlier_items, name, plain, overrides, earlier)
     if not directory:
       directory = slug(base, plain, overrides, earlier, varied)
+    _check_scores(workdir / directory, plain)
     needs = tuple(dict.fromkeys(earlier.values()))
     items.append(SweepItem(overrides, dict(plain), directory, needs))
     earlier_items.append(_Known("", {}, dict(plain), directory))
   return items
+
+
+def _check_scores(directory: pathlib.Path, plain: Mapping[str, Any]) -> None:
+  """Raises UserError for an item that was scored with other settings.
+
+  The sweep's plan would say of its scores what they are not.
+  """
+  try:
+    status = workdir_lib.read_summary(directory)["status"]
+  except UserError:
+    return  # There is none, or the item's run says what is wrong.
+  if status == "completed":
+    config_lib.check_scored(directory, plain)
 
 
 def _earlier(

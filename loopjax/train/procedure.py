@@ -33,8 +33,6 @@ from loopjax.types import Dataset
 # In order: for training; for evaluation in training and model selection; for
 # reported results.
 SPLITS = ("train", "validation", "test")
-# Settings of section eval that change the scores at the end of training.
-_SCORING = ("num_loops", "execution", "depth_factor", "depth_examples")
 
 
 def make_datasets(
@@ -157,7 +155,7 @@ def _admit(
     settings.check_schedule()
     return None
   if scored:
-    _check_scored(settings, workdir)
+    config_lib.check_scored(workdir, settings.plain)
   return summary
 
 
@@ -182,18 +180,6 @@ def _check_extension(
       f" {settings.model_name!r} carries a state of every example from step to"
       " step"
     )
-
-
-def _check_scored(settings: config_lib.Settings, workdir: pathlib.Path) -> None:
-  """Raises UserError if a complete run was scored with other settings."""
-  before = workdir_lib.read_config(workdir).get("eval", {})
-  for name in _SCORING:
-    value = settings.plain["eval"][name]
-    if before.get(name, value) != value:
-      raise UserError(
-        f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
-        f" loopjax score to score it with {value!r}"
-      )
 
 
 def _train_and_evaluate(

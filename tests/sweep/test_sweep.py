@@ -703,6 +703,32 @@ def test_an_item_without_its_setting_is_one_line():
     items_lib.make_items(config, sweeps, "gate", {})
 
 
+def test_scores_of_other_settings_are_not_the_sweeps(
+  monkeypatch, tmp_path, capsys
+):
+  """Repeated with another evaluation it refuses, as `loopjax train` does.
+
+  The plan, from which reports are made, remains that of the scores.
+  """
+  monkeypatch.setattr(runner_lib, "run_command", Runner(items_of("depth")))
+  there = f"--workdir={tmp_path}"
+  assert sweep_depth(there) == 0
+  plan = (tmp_path / "sweep-depth.json").read_text()
+  capsys.readouterr()
+  for more in ([], ["--dry_run"]):
+    assert sweep_depth(there, "--config.eval.num_loops=9", *more) == 2
+    said = capsys.readouterr()
+    assert "is complete, scored with eval.num_loops=0; use loopjax" in said.err
+    assert "complete  " not in said.out
+  assert (tmp_path / "sweep-depth.json").read_text() == plan
+  # What is not complete is scored as the command says.
+  first = next(tmp_path.glob("*/summary.json")).parent
+  for path in tmp_path.glob("*/summary.json"):
+    path.unlink()
+  assert sweep_depth(there, "--config.eval.num_loops=9", "--dry_run") == 0
+  assert f"{first.name}  unfinished, would run" in capsys.readouterr().out
+
+
 def test_a_sweep_that_is_done_says_what_is_next(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(runner_lib, "run_command", Runner(items_of("depth")))
   there = f"--workdir={tmp_path}/my runs"
