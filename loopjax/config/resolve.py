@@ -24,6 +24,7 @@ from loopjax.config.settings import Settings
 from loopjax.data import TASKS
 from loopjax.errors import Mistakes, Moot, UserError, note
 from loopjax.kernels import KERNELS
+from loopjax.loop import starts
 from loopjax.models import MODELS
 from loopjax.nn import lora, remat
 from loopjax.optim import chain, parameters
@@ -217,6 +218,7 @@ def _checked(
     _check_trained,
     _check_depths,
     _check_teacher,
+    starts.of,
   ):
     with mistakes.collected():
       check(settings)

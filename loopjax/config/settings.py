@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from loopjax import checks, sharding
 from loopjax.errors import UserError
+from loopjax.loop import starts
 from loopjax.optim import chain
 from loopjax.protocols import (
   Dataclass,
@@ -110,6 +111,14 @@ class Eval:
     num_examples: number of examples of an evaluation during training, rounded
       up to whole batches; 0 for all.
     num_loops: number of loops; 0 for the trained number.
+    num_starts: starts of each example, of which one answers, see
+      docs/evaluation.md.
+    start_noise: noise of a start: standard deviation of what is added to the
+      embedded tokens before the first loop, in units of their RMS.
+    answer: the start that answers: the one with the largest "confidence", the
+      summed log-probability of its answer, or the smallest "residual", the
+      change of the state in the last three loops; the "majority"'s; the one
+      whose "halting" head is the surest; or one that passes the task's "check".
     execution: how the loop is executed: "scan", or "while", which stops when
       every token has halted, in models that halt.
     split: the split that `loopjax score` scores: "test", or "validation" for
@@ -125,6 +134,9 @@ class Eval:
   batch_size: int = 256
   num_examples: int = 0
   num_loops: int = 0
+  num_starts: int = 1
+  start_noise: float = 0.0
+  answer: str = "confidence"
   execution: str = "scan"
   split: str = "test"
   checkpoint: str = "newest"
@@ -134,7 +146,11 @@ class Eval:
   def __post_init__(self) -> None:
     checks.plain_values("eval", self)
     checks.one_of(
-      "eval", self, execution=("scan", "while"), split=("validation", "test")
+      "eval",
+      self,
+      answer=starts.RULES,
+      execution=("scan", "while"),
+      split=("validation", "test"),
     )
     checks.at_least(
       "eval",
@@ -142,10 +158,14 @@ class Eval:
       every=0,
       num_examples=0,
       num_loops=0,
+      num_starts=1,
+      start_noise=0,
       depth_factor=0,
       depth_examples=0,
       batch_size=1,
     )
+    if self.num_starts == 1:
+      checks.without_effect("eval", self, "num_starts", "answer")
     if not self.every:
       checks.without_effect("eval", self, "every", "num_examples")
     if self.checkpoint not in ("newest", "best") and (

@@ -49,6 +49,9 @@ def evaluate(
   dataset: str | grain.MapDataset,
   *,
   num_loops: int | None = None,
+  num_starts: int = 1,
+  start_noise: float = 0.0,
+  answer: str = "confidence",
   **settings: Any,
 ) -> dict[str, float]:
   """The task's scores on a split, by the evaluation of `loopjax.main`.
@@ -57,6 +60,8 @@ def evaluate(
     dataset: "validation" or "test", the model's own; or such a split of
       `loopjax.datasets`, or a slice of it.
     num_loops: number of loops; as in evaluation if None.
+    num_starts, start_noise, answer: several starts of each example, and which
+      one answers, as in section eval of a config.
     settings: of the task, with which a split of the model's own is made, such
       as `test_csv="mine.csv"`.
 
@@ -70,9 +75,15 @@ def evaluate(
       the model does not support these settings or this number of loops.
   """
   here, whole = model.about.settings, ""
-  loops = checked.loops(here, num_loops, here.eval_loops)
+  options = dataclasses.replace(
+    here.eval,
+    num_loops=checked.loops(here, num_loops, here.eval_loops),
+    num_starts=num_starts,
+    start_noise=start_noise,
+    answer=answer,
+  )
   if isinstance(dataset, str) and dataset in ("validation", "test"):
-    program = _program(of_task(here, settings), loops, here.eval.batch_size)
+    program = _program(of_task(here, settings), options)
     datasets = train.make_datasets(program.settings, program.mesh, [dataset])
     evaluator, whole = evaluate_lib.make_evaluator(program, datasets), dataset
   elif (
@@ -89,7 +100,7 @@ def evaluate(
       f"evaluate: {', '.join(settings)} with a dataset; pass 'test'"
     )
   else:
-    evaluator = _evaluator(model.about, loops, dataset)
+    evaluator = _evaluator(model.about, options, dataset)
   return {
     name if split == whole else f"{split}/{name}": value
     for split, values in evaluator(model.params, whole).items()
@@ -112,12 +123,9 @@ def of_task(
 
 
 def _program(
-  settings: config_lib.Settings, num_loops: int, batch_size: int
+  settings: config_lib.Settings, options: Any
 ) -> program_lib.Program:
-  """The program of evaluations, on one device."""
-  options = dataclasses.replace(
-    settings.eval, batch_size=batch_size, num_loops=num_loops
-  )
+  """The program of evaluations with these of section eval, on one device."""
   return program_lib.make_program(
     settings._replace(eval=options, mesh=sharding.Config()),
     devices=jax.local_devices()[:1],
@@ -126,14 +134,15 @@ def _program(
 
 @functools.lru_cache(maxsize=2)  # An evaluator keeps what it has compiled.
 def _evaluator(
-  about: Any, num_loops: int, dataset: grain.MapDataset
+  about: Any, options: Any, dataset: grain.MapDataset
 ) -> evaluate_lib.Evaluator:
   """The trainer's evaluator of a dataset, whose split is ""."""
   batch = dataset[0]
   size = len(batch["inputs"])
   _check_batch(about.settings, batch, size)
   whole = Dataset(dataset, _groups(dataset), {})
-  program = _program(about.settings, num_loops, size)
+  options = dataclasses.replace(options, batch_size=size)
+  program = _program(about.settings, options)
   return evaluate_lib.make_evaluator(program, {"": whole})
 
 

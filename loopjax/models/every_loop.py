@@ -44,7 +44,8 @@ def record(
     model: the model, which computes "prediction" and "confidence".
     names: the requested traces.
     stats: scalars by name, which are always recorded.
-    before: the state before the loop [B, T, D]; only with targets.
+    before: the state before the loop [B, T, D]; needed with targets, and for
+      the trace "relative_change", f32 [B], see `state`.
     targets: int [B, T], to record what `measured` does; or None.
     read_out: a state [B, T, D] -> the input of the output layer; the model's if
       None.
@@ -52,6 +53,9 @@ def record(
       [B, T, D], and others.
   """
   after, padding = traces["hidden"], model.spec.num_padding_tokens
+  if "relative_change" in names:
+    assert before is not None
+    traces["relative_change"] = state(before, after)["relative_change"]
   if {"prediction", "confidence"} & {*names} or targets is not None:
     hidden = (read_out or model.readout_input)(after)
     logits = linear.token_logits(hidden, model.readout_table(), padding)

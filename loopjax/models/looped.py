@@ -25,7 +25,7 @@ from loopjax.nn.keys import by_example
 from loopjax.protocols import AnyTeacher, Exits, Family
 from loopjax.types import Array, Batch, LoopOptions, Metrics, Output, TaskSpec
 
-TRACES = ("hidden", "prediction", "confidence")
+TRACES = ("hidden", "prediction", "confidence", "relative_change")
 EXIT_GATES = ("none", "joint", "alone", "unused")
 
 
@@ -125,7 +125,8 @@ class Model(nnx.Module):
         `causal.begin`.
       trace: names from TRACES: "hidden" H^1 .. H^K f32 [K, B, T, D];
         "prediction", argmax of the read-out after every loop, i32 [K, B, T];
-        "confidence", its probability, f32 [K, B, T].
+        "confidence", its probability, f32 [K, B, T]; "relative_change" of the
+        state, f32 [K, B], see `every_loop.state`.
       targets: int [B, T]; the trace then also has what `every_loop.measured`
         records after every loop, [K, B, ...].
       edit: function (H^{k+1} [B, T, D], k i32 scalar) -> the state that loop

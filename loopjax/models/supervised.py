@@ -22,6 +22,7 @@ import optax
 from loopjax import checks
 from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
+from loopjax.models import every_loop
 from loopjax.nn import block, linear, rope, shape
 from loopjax.nn.keys import by_example
 from loopjax.nn.shape import Shape
@@ -36,7 +37,9 @@ from loopjax.types import (
   TaskSpec,
 )
 
-TRACES = ("hidden", "prediction", "confidence", "margin")
+TRACES = (
+  "hidden", "prediction", "confidence", "margin", "relative_change",
+)  # fmt: skip
 State = tuple[Array, ...]
 _HALT_WEIGHT = 0.5  # Of the halting losses, in the authors' code.
 
@@ -141,7 +144,8 @@ def run(
   of them run: "halt_steps" says after which one the head would have halted.
   TRACES: "hidden", the state that is read out, f32 [K, B, S, D]; "prediction",
   i32, and "confidence", f32 [K, B, T], of its read-out; "margin", positive if
-  the head halts, f32 [K, B]. The softmax of the output's logits is the
+  the head halts, f32 [K, B]; "relative_change" of the state that is read out,
+  f32 [K, B], see `every_loop.state`. The softmax of the output's logits is the
   distribution of the training loss, for any `token_loss`.
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
@@ -152,11 +156,15 @@ def run(
 
   def segment(state: State, k: Array) -> tuple[State, dict[str, Array]]:
     del k
+    before = state[0]
     state = model.recurse(x, jax.lax.stop_gradient(state), _inner(kind))
     logits, q = model.ends.read_out(state[0])
     record = {"margin": model.ends.margin(q)}
     if "hidden" in trace:
       record["hidden"] = state[0]
+    if "relative_change" in trace:
+      change = every_loop.state(before, state[0])["relative_change"]
+      record["relative_change"] = change
     if {"prediction", "confidence"} & {*trace}:
       record |= linear.prediction_and_confidence(of_distribution(logits))
     return state, record

@@ -6,6 +6,7 @@ microbatches.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from loopjax.types import Array, Batch
 
@@ -21,6 +22,19 @@ def by_example(key: Array, batch: Batch) -> Array:
   size = len(batch["targets"])
   rows = batch.get("row", jnp.arange(size, dtype=jnp.int32))
   return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+
+
+def by_content(key: Array, tokens: Array) -> Array:
+  """A key for each row of tokens, [B], the same in any batch.
+
+  Args:
+    key: random key.
+    tokens: token ids, i32 [B, T].
+  """
+  prime = np.full(tokens.shape[1], 16_777_619, np.uint32)
+  words = tokens.astype(jnp.uint32) * np.cumprod(prime, dtype=np.uint32)[None]
+  words = jnp.sum(words, axis=1, dtype=jnp.uint32)
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, words)
 
 
 def normal_by_token(keys: Array | None, positions: Array, width: int) -> Array:

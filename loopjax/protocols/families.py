@@ -403,6 +403,9 @@ class Family:
       halted, the name in `traces` of the halting probabilities, f32
       [K, B, T, L]. Its `Model.__call__` also takes `exit_threshold`, f32 scalar
       in (0, 1]: a token halts when the sum of its probabilities reaches it.
+    draws_state: config -> whether the state before the first loop is random;
+      `Model.__call__` then takes `keys`, [B], a random key for each row, from
+      which it is drawn.
     num_memory_tokens: config -> number of memory tokens, which precede the
       sequence; may be 0.
   """
@@ -426,4 +429,5 @@ class Family:
   measures: Callable[[Any], Mapping[str, Array]] | None = None
   halting_rule: Callable[[Any], str] | None = None
   halting_trace: str | None = None
+  draws_state: Callable[[Any], bool] | None = None
   num_memory_tokens: Callable[[Any], int] | None = None

@@ -13,6 +13,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.data import check_scores, pipeline
 from loopjax.errors import UserError
+from loopjax.loop import starts as starts_lib
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.run import metrics, statistics
 from loopjax.types import Batch, Dataset, Output
@@ -114,6 +115,8 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
   """The compiled `eval_step`: (params, batch) -> scores of its examples."""
   settings, mesh = program.settings, program.mesh
   task, family = settings.task_module, settings.family
+  starts = starts_lib.of(settings)
+  read = {*task.TRACES, *MODEL_TRACES, *(starts_lib.TRACES if starts else ())}
 
   def score(output: Output, batch: Batch) -> Mapping[str, Any]:
     return check_scores(task, task.score(output, batch), len(batch["inputs"]))
@@ -125,11 +128,8 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
       score=score,
       num_loops=settings.eval_loops,
       kind=settings.eval.execution,
-      trace=tuple(
-        name
-        for name in family.traces
-        if name in task.TRACES or name in MODEL_TRACES
-      ),
+      trace=tuple(name for name in family.traces if name in read),
+      starts=starts,
     ),
     out_shardings=sharding.replicated(mesh),
   )

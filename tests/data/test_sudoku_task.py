@@ -285,3 +285,22 @@ def test_read_through_the_csv_path(tmp_path):
     strict=True,
   )
   assert sorted(groups) == [(0, 0), (1, 3)]
+
+
+def test_an_answer_is_checked_by_the_rules_and_the_givens():
+  """Without its solution: another board that obeys the rules fails, too."""
+  (batch,) = batches(CONFIG, "test", num=1)[1]
+  solved = jnp.asarray(batch["targets"])
+  given = np.argmax(batch["inputs"][0] > 1)
+  blank = np.argmin(batch["inputs"][0] > 1)
+  swapped = np.array([0, 1, 3, 2, 4, 5])  # Digits 1 and 2, everywhere.
+  questions = {"inputs": jnp.asarray(batch["inputs"])}
+  np.testing.assert_array_equal(
+    task.check_answer(CONFIG, questions, solved), np.ones(len(solved))
+  )
+  for wrong in (
+    solved.at[0, blank].add(1),
+    solved.at[0, given].set(0),
+    jnp.asarray(swapped)[solved],
+  ):
+    assert task.check_answer(CONFIG, questions, wrong.astype(jnp.int32))[0] == 0

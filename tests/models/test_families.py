@@ -11,6 +11,7 @@ import model_examples as examples
 import numpy as np
 import pytest
 from flax import nnx
+from in_float64 import without_rounding
 from tests_support import (
   by_path,
   by_size,
@@ -23,9 +24,11 @@ from tests_support import (
 
 from loopjax.data import TASKS
 from loopjax.errors import UserError
+from loopjax.loop import starts
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import block
+from loopjax.nn import keys as keys_lib
 from loopjax.program import eval_step as eval_step_lib
 from loopjax.types import (
   LoopOptions,
@@ -294,6 +297,33 @@ def test_while_and_more_loops_than_trained_go_the_same_way(name):
       np.testing.assert_allclose(
         record, many.trace[trace][:LOOPS], atol=1e-5, err_msg=trace
       )
+
+
+@crossing("name", FAMILIES)
+def test_a_start_of_a_row_is_the_same_in_any_batch(name):
+  """Noise on the embedded tokens; each start has its own."""
+  config = config_of(name)
+  options = starts.Starts(4, 0.5, "confidence", 0, False, None, ())
+  if name == "recurrent":
+    config = config_of(name, state="normal")
+    options = options._replace(noise=0.0, draws_state=True)
+    assert MODELS[name].draws_state(config)
+
+  @without_rounding
+  def logits(params, inputs, number):
+    model = examples.merged(MODELS[name], config, SPEC, params)
+    keys = keys_lib.by_content(jax.random.key(0), inputs)
+    call = starts.begin(model, keys_lib.fold_in(keys, number), options)
+    return model(inputs, **call).logits
+
+  params, inputs = split(name)[1], batch()["inputs"]
+  first, other = np.int32(1), np.int32(2)
+  whole, alone = (
+    logits(params, inputs, first),
+    logits(params, inputs[1:2], first),
+  )
+  np.testing.assert_allclose(whole[1:2], alone, atol=1e-8)
+  assert np.abs(logits(params, inputs, other) - whole).max() > 1e-3
 
 
 @crossing("name", CAUSAL)

@@ -12,7 +12,7 @@ array is the maze.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -365,20 +365,36 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
   targets, divided by cells marked in either; "loss": mean cross-entropy of all
   cells in nats.
   """
-  inputs, targets = batch["inputs"], batch["targets"]
+  targets = batch["targets"]
   losses, predicted = token_losses.scores(output, targets)
   path, target_path = predicted == PATH, targets == PATH
   intersection = jnp.sum(path & target_path, axis=1)
   union = jnp.sum(path | target_path, axis=1)
-  fits = jnp.all(~path | (inputs == FREE), axis=1)
-  fits &= jnp.sum(path, axis=1) == jnp.sum(target_path, axis=1)
+  leads = check_answer(None, batch, predicted) > 0
+  is_shortest = jnp.sum(path, axis=1) == jnp.sum(target_path, axis=1)
   return {
-    "shortest_path": (fits & _leads(inputs, path)).astype(jnp.float32),
+    "shortest_path": (leads & is_shortest).astype(jnp.float32),
     "exact_match": jnp.all(predicted == targets, axis=1).astype(jnp.float32),
     "path_overlap": intersection.astype(jnp.float32)
     / jnp.maximum(union, 1).astype(jnp.float32),
     "loss": jnp.mean(losses, axis=1),
   }
+
+
+def check_answer(config: Any, batch: Batch, predicted: Array) -> Array:
+  """How short a marked path through free cells is, f32 [B].
+
+  1 / (1 + marked cells), or 0 if they do not connect S and G or are not free.
+  Does not read the solution.
+
+  Args:
+    predicted: tokens, i32 [B, T].
+  """
+  del config  # The grid is square.
+  inputs, path = batch["inputs"], predicted == PATH
+  leads = jnp.all(~path | (inputs == FREE), axis=1) & _leads(inputs, path)
+  length = jnp.sum(path, axis=1, dtype=jnp.float32)
+  return jnp.where(leads, 1 / (1 + length), 0.0)
 
 
 def _leads(inputs: Array, path: Array) -> Array:

@@ -7,6 +7,7 @@ every published Sudoku-Extreme baseline).
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -247,6 +248,21 @@ def score(output: Output, batch: Batch) -> dict[str, Array]:
     "loss": jnp.sum(losses * weights, axis=1)
     / jnp.maximum(jnp.sum(weights, axis=1), 1.0),
   }
+
+
+def check_answer(config: Config, batch: Batch, predicted: Array) -> Array:
+  """1 for a board that obeys the rules and keeps the givens, else 0, f32 [B].
+
+  Does not read the solution.
+
+  Args:
+    predicted: tokens, i32 [B, cells].
+  """
+  board, inputs = config.board, batch["inputs"]
+  digits = predicted[:, board.units] - 2  # From 0: [B, 3 size, size].
+  present = jnp.any(jax.nn.one_hot(digits, board.size, dtype=bool), axis=2)
+  keeps = jnp.all((inputs == 1) | (predicted == inputs), axis=1)
+  return (jnp.all(present, axis=(1, 2)) & keeps).astype(jnp.float32)
 
 
 def _encoded(

@@ -21,6 +21,7 @@ FAMILY = Family(
   traces=TRACES,
   groups=GROUPS,
   check_schedule=check_schedule,
+  draws_state=lambda config: config.state == "normal" and not config.dropout,
   reads_out_every_loop=reads_out_every_loop,
   measures=Model.measures,
   reading=Reading(

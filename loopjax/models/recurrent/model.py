@@ -22,7 +22,7 @@ from loopjax.nn.attention.parts import PartsCache
 from loopjax.nn.keys import dropout, fold_in, normal_by_token
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
 
-TRACES = ("hidden", "prediction", "confidence")
+TRACES = ("hidden", "prediction", "confidence", "relative_change")
 _EPSILON = 1e-6  # Of the norms without a gain.
 # Folded into random keys; dropout in the loops has 1, 2, ...
 _PRELUDE, _CODA, _STATE = (2**30 + n for n in range(3))
@@ -97,7 +97,8 @@ class Model(nnx.Module):
         `causal.begin`.
       trace: names from TRACES: "hidden" h_1 .. h_K f32 [K, B, T, D];
         "prediction", argmax of the read-out after every loop, by a coda of its
-        own, i32 [K, B, T]; "confidence", its probability, f32 [K, B, T].
+        own, i32 [K, B, T]; "confidence", its probability, f32 [K, B, T];
+        "relative_change" of the state, f32 [K, B], see `every_loop.state`.
       depth: loops of this training step, i32 scalar or [B], instead of
         `num_loops`; without traces and without a cache.
       targets: int [B, T]; the trace then also has what `every_loop.measured`

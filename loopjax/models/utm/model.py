@@ -17,6 +17,7 @@ from loopjax import checks
 from loopjax.kernels import KERNELS
 from loopjax.loop import driver, halting
 from loopjax.losses import tokens as token_losses
+from loopjax.models import every_loop
 from loopjax.models.utm.config import HALTING, Config
 from loopjax.nn import attention, block, linear, rope
 from loopjax.protocols import AnyTeacher
@@ -38,6 +39,7 @@ TRACES = (
   "weight",
   "attention",
   "attention_mass",
+  "relative_change",
 )
 
 _MEMORY_INIT_STD = 0.02  # As in the authors' code.
@@ -108,7 +110,8 @@ class Model(nnx.Module):
         [K, B, T]; "probability" p_k and "weight" w_k f32 [K, B, S]; "attention"
         weights f32 [K, B, H, S, S]; "attention_mass" f32 [K, B, 2], the
         fraction of attention that cells and memory tokens, respectively, give
-        to memory, mean over heads and tokens. The mean of the latter over a
+        to memory, mean over heads and tokens; "relative_change" of the state,
+        f32 [K, B], see `every_loop.state`. The mean of the latter over a
         row's steps, up to the one at which its last token halts, is also added
         to the statistics. The S = M + T tokens are memory, then cells.
     """
@@ -144,6 +147,9 @@ class Model(nnx.Module):
         "running": ~before.halted,
         **self._trace(trace, u_BxSxD, g_BxSxD, metadata),
       }
+      if "relative_change" in trace:
+        change = every_loop.state(carry.hidden, hidden)["relative_change"]
+        record["relative_change"] = change
       return Carry(hidden, output, after), record
 
     hidden = self._embed(inputs)

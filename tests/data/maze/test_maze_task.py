@@ -7,6 +7,7 @@ import itertools
 
 import data_examples
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -142,6 +143,26 @@ def scores(answer, target=("Soo#", " #o ", "  oG", "####")):
   batch = {"inputs": tokens[0], "targets": tokens[1]}
   found = task.score(Output(logits, {}, {}, {}, {}), batch)
   return {name: float(value[0]) for name, value in found.items()}
+
+
+def test_the_shorter_of_two_paths_is_the_better_answer():
+  """The check reads the maze alone; 0 if the path does not lead to G."""
+
+  def checked(*answer):
+    inputs, predicted = (
+      jnp.array([[LETTERS.index(x) for line in lines for x in line]], jnp.int32)
+      for lines in (SQUARE, answer)
+    )
+    return float(task.check_answer(None, {"inputs": inputs}, predicted)[0])
+
+  short = checked("S  #", "o#  ", "oooG", "####")
+  detour = checked("Sooo", "o#o ", "oooG", "####")
+  assert short == pytest.approx(1 / 5)
+  assert checked("Soo#", " #oo", "   G", "####") == short
+  assert detour == 0  # Through a wall.
+  assert checked("Soo#", "o#oo", "oooG", "####") == pytest.approx(1 / 9)
+  assert checked("S  #", " #  ", "   G", "####") == 0
+  assert checked("S  #", "o#  ", "oo G", "####") == 0
 
 
 @pytest.mark.long
