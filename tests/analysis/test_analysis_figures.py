@@ -13,7 +13,9 @@ from loopjax import train
 from loopjax.analysis import depth, figures
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis import sudoku as pictures
-from loopjax.analysis.plots import draw, series
+from loopjax.analysis import text as text_figures
+from loopjax.analysis.plots import curves, draw, series
+from loopjax.analysis.plots import maps as maps_lib
 from loopjax.data.sudoku import board as board_lib
 from loopjax.run import workdir as workdir_lib
 
@@ -224,3 +226,217 @@ def test_a_split_has_its_own_number_of_loops():
   ]
   steps, values = series.by_loop(rows, "train", "b")
   np.testing.assert_array_equal([steps, *values.T], [[1], [3.0]])
+
+
+def evaluated_with(tmp_path, **changes):
+  """An evaluated model, with other outputs."""
+  evaluated = analysis_examples.evaluate(tmp_path)
+  output = evaluated.output._replace(**changes)
+  return evaluated._replace(output=output)
+
+
+def test_a_map_has_queries_from_top_to_bottom(tmp_path, drawn):
+  maps = np.zeros((3, 2, 18, 18), np.float32)
+  for loop in range(3):
+    for head in range(2):
+      maps[loop, head, :, loop + 4 * head] = 1.0  # All queries read one key.
+      maps[loop, head, 17] = np.eye(18)[16]  # The last query another.
+  evaluated = evaluated_with(tmp_path, trace={"attention": maps})
+  maps_lib.draw_attention(evaluated)
+  panels = drawn["attention.png"].axes[:3]
+  for loop, axes in enumerate(panels):
+    assert axes.get_title() == f"loop {loop + 1} of 3"
+    assert axes.get_xlabel() == "key"
+    image = axes.images[0]
+    np.testing.assert_array_equal(image.get_array(), maps[loop].mean(axis=0))
+    assert image.origin == "upper"
+    labels = {
+      text.get_text(): where
+      for text, where in zip(
+        axes.get_xticklabels(), axes.get_xticks(), strict=True
+      )
+    }
+    assert labels == {"mem.": 0.5, "sequence": 9.5}  # Two tokens, sixteen.
+  assert panels[0].get_ylabel() == "query"
+  assert not panels[1].get_ylabel()
+
+
+def test_a_head_has_its_own_map_and_its_own_row(tmp_path, drawn):
+  maps = np.zeros((3, 2, 18, 18), np.float32)
+  maps[:, 0, :, 0] = 1.0  # Head 0 reads memory alone,
+  maps[:, 1, :, 2:] = 1 / 16  # head 1 the sequence.
+  maps[0] = np.eye(18)  # The first loop is not the last.
+  evaluated = evaluated_with(tmp_path, trace={"attention": maps})
+  maps_lib.draw_heads(evaluated)
+  figure = drawn["attention_heads.png"]
+  first, second = figure.subfigs[0].axes[:2]
+  np.testing.assert_array_equal(first.images[0].get_array(), maps[2, 0])
+  np.testing.assert_array_equal(second.images[0].get_array(), maps[2, 1])
+  assert first.get_title() == "head 0, s→m 1.00"
+  assert second.get_title() == "head 1, s→m 0.00"
+  (table,) = figure.subfigs[1].axes[0].tables
+  cells = table.get_celld()
+  rows = [
+    [cells[row, column].get_text().get_text() for column in range(8)]
+    for row in range(4)
+  ]
+  assert rows == [
+    ["head", "s→m", "s→s", "m→m", "m→s"]
+    + [f"s→s in same {name}" for name in ("row", "column", "box")],
+    ["0", "1.00", "0.00", "1.00", "0.00", "0.00", "0.00", "0.00"],
+    ["1", "0.00", "1.00", "0.00", "1.00", "0.25", "0.25", "0.25"],
+    ["uniform", "0.11", "0.89", "0.11", "0.89", "0.25", "0.25", "0.25"],
+  ]
+
+
+def test_bars_stand_at_the_loops_at_which_tokens_halt(tmp_path, drawn):
+  weight = np.zeros((3, 20, 18), np.float32)
+  weight[2, :, 0] = weight[1, :, 1] = 1.0  # Memory: after 3, and after 2.
+  weight[0, :, 2:] = 1.0
+  weight[0, :5, 2:], weight[1, :5, 2:] = 0.0, 1.0  # A quarter of the cells.
+  evaluated = evaluated_with(tmp_path, trace={"weight": weight})
+  curves.draw_halting(evaluated)
+  (axes,) = drawn["halting.png"].axes
+  assert (axes.get_xlabel(), axes.get_ylabel()) == ("loops", "share of tokens")
+  found = {
+    bars.get_label(): {
+      round(bar.get_x() + bar.get_width() / 2, 3): bar.get_height()
+      for bar in bars
+    }
+    for bars in axes.containers
+  }
+  assert found == {
+    "cells, mean 1.2": {0.8: 0.75, 1.8: 0.25, 2.8: 0.0},
+    "memory, mean 2.5": {1.2: 0.0, 2.2: 0.5, 3.2: 0.5},
+  }
+
+
+def test_loops_of_cells_stand_in_their_cells(tmp_path, drawn):
+  evaluated = analysis_examples.evaluate(tmp_path)
+  number = len(evaluated.output.logits)
+  taken = np.zeros((number, 18), int)
+  taken[:, 2:] = 1 + np.arange(16) // 6  # 1 in the first row, 3 in the last.
+  row = pictures.choose(evaluated)[0]
+  taken[row, 2] = 3
+  pictures._draw_halting_map(evaluated, row, taken)
+  left, right, bar = drawn["halting_map.png"].axes
+  grid = (1 + np.arange(16) // 6).reshape(4, 4).astype(float)
+  mean = grid.copy()
+  mean[0, 0] += 2 / number
+  grid[0, 0] = 3
+  assert bar.get_ylabel() == "loops"
+  assert left.get_title() == f"mean over {number} puzzles"
+  for axes, wanted, decimals in ((left, mean, 1), (right, grid, 0)):
+    np.testing.assert_allclose(axes.images[0].get_array(), wanted, rtol=1e-6)
+    written = {
+      (int(y), int(x)): text.get_text()
+      for text in axes.texts
+      for x, y in [text.get_position()]
+    }
+    assert written == {
+      place: f"{value:.{decimals}f}" for place, value in np.ndenumerate(wanted)
+    }
+  givens = evaluated.batch["inputs"][row].reshape(4, 4) > 1
+  framed = {(int(p.get_y()), int(p.get_x())) for p in right.patches}
+  assert framed == {tuple(place) for place in np.argwhere(givens).tolist()}
+
+
+def test_digits_stand_in_their_cells(tmp_path, drawn):
+  evaluated = analysis_examples.evaluate(tmp_path)
+  targets = evaluated.batch["targets"]
+  row = 3
+  prediction = np.stack([targets] * 3)
+  prediction[0, row, 1] = 1 + targets[row, 1] % 4 + 1  # One is wrong at first.
+  trace = {**evaluated.output.trace, "prediction": prediction}
+  trace["confidence"] = np.full(prediction.shape, 0.5, np.float32)
+  output = evaluated.output._replace(logits=np.eye(6)[targets], trace=trace)
+  pictures._draw_puzzle(evaluated._replace(output=output), row, "puzzle.png")
+  puzzle, *states = drawn["puzzle.png"].axes
+  clues = evaluated.batch["inputs"][row] - 1
+
+  def digits(axes):
+    board = np.zeros((4, 4), int)
+    for text in axes.texts:
+      x, y = text.get_position()
+      board[int(y), int(x)] = int(text.get_text())
+    return board.ravel()
+
+  np.testing.assert_array_equal(digits(puzzle), clues)
+  assert puzzle.get_title() == f"puzzle\n{np.sum(clues > 0)} givens"
+  titles = [axes.get_title().split("\n")[0] for axes in states[:4]]
+  assert titles == ["after loop 1", "after loop 2", "after loop 3", "output"]
+  shown = [*prediction[:, row], targets[row]]
+  for axes, said in zip(states[:4], shown, strict=True):
+    np.testing.assert_array_equal(digits(axes), said - 1)
+  blanks = np.sum(clues <= 0)
+  right = blanks - (clues[1] <= 0)
+  assert states[0].get_title().endswith(f"{right} of {blanks} blanks correct")
+  assert states[1].get_title().endswith("solved")
+
+
+def test_the_router_is_drawn_by_step_and_loop(tmp_path, drawn):
+  _write_metrics(tmp_path)
+  rows = workdir_lib.read_metrics(tmp_path)
+  rows[2] |= {f"router_probability/loop={k}": 0.2 + 0.1 * k for k in range(3)}
+  rows[2] |= {f"output_weight/loop={k}": (0.5, 0.3, 0.2)[k] for k in range(3)}
+  evaluated = analysis_examples.evaluate(tmp_path)._replace(rows=rows)
+  curves.draw_router(evaluated)
+  left, right, bar = drawn["router.png"].axes
+  assert (left.get_xlabel(), left.get_ylabel()) == ("optimizer steps", "loop")
+  (mesh,) = left.collections
+  corners = mesh.get_coordinates()
+  np.testing.assert_array_equal(corners[0, :, 0], [5, 15, 25])  # Of steps.
+  np.testing.assert_array_equal(corners[:, 0, 1], [0.5, 1.5, 2.5, 3.5])
+  np.testing.assert_allclose(
+    mesh.get_array(), [[0.0, 0.2], [0.1, 0.3], [0.2, 0.4]], atol=1e-12
+  )
+  assert bar.get_ylabel() == "mean halting probability"
+  assert right.get_title("left") == "At step 20, mean over tokens"
+  (weights,) = right.containers
+  assert weights.get_label() == "weight in the output"
+  places = [(p.get_x() + 0.4, p.get_height()) for p in weights]
+  np.testing.assert_allclose(places, [(1, 0.5), (2, 0.3), (3, 0.2)])
+  (line,) = right.get_lines()
+  np.testing.assert_allclose(line.get_xydata(), [(1, 0.2), (2, 0.3), (3, 0.4)])
+
+
+def test_curves_are_those_of_their_split(tmp_path, drawn):
+  rows = [
+    {"step": 5, "split": "train", "loss": 3.0, "grad_norm": 4.0},
+    {"step": 10, "split": "train", "loss": 2.0, "grad_norm": 2.0},
+    {"step": 10, "split": "validation", "loss": 2.5, "exact_match": 0.25}
+    | {"loss/standard_error": 0.5},
+  ]
+  curves.draw_training(rows, ("exact_match",), 3, tmp_path)
+  panels = {axes.get_title("left"): axes for axes in drawn["curves.png"].axes}
+  loss = panels["Loss"]
+  assert (loss.get_xlabel(), loss.get_ylabel()) == (
+    "optimizer steps", "nats per token",
+  )  # fmt: skip
+  found = {x.get_label(): x.get_xydata().tolist() for x in loss.get_lines()}
+  assert found == {
+    "training, including penalties": [[5, 3.0], [10, 2.0]],
+    "validation": [[10, 2.5]],
+  }
+  (band,) = loss.collections
+  low, high = band.get_datalim(loss.transData).intervaly
+  assert (low, high) == (2.0, 3.0)
+  (scores,) = panels["Scores of the validation split"].get_lines()
+  assert scores.get_label() == "exact match"
+  assert scores.get_xydata().tolist() == [[10, 0.25]]
+
+
+def test_losses_stand_at_the_middle_of_their_positions(tmp_path, drawn):
+  evaluated = analysis_examples.evaluate(tmp_path)
+  logits = np.zeros((20, 16, 6), np.float32)  # log 6 everywhere, but
+  rows = np.arange(20)
+  logits[rows, 0, evaluated.batch["targets"][:20, 0]] = 100.0  # at the first.
+  output = evaluated.output._replace(logits=logits)
+  text_figures.draw_positions(evaluated._replace(output=output))
+  (axes,) = drawn["positions.png"].axes
+  (line,) = axes.get_lines()
+  x, y = line.get_data()
+  np.testing.assert_allclose(x, np.sqrt([1 * 1, 2 * 3, 4 * 7, 8 * 16]))
+  np.testing.assert_allclose(y, [0] + [np.log(6)] * 3, rtol=1e-6, atol=1e-6)
+  assert axes.get_ylabel() == "nats per token"
+  assert axes.get_xscale() == "log"

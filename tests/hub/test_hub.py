@@ -594,6 +594,32 @@ def test_a_window_that_config_json_leaves_out_is_refused():
     convert.settings_of(layout, convert.with_defaults(layout, theirs))
 
 
+# Those of the configuration classes of `transformers` 5.24, which differ in
+# nothing else that is read: (layers, heads, key-value heads, width of a head,
+# width of the MLP, longest text).
+@pytest.mark.parametrize(("name", "sizes"), [
+  ("llama", (32, 32, 32, 128, 11_008, 2048)),
+  ("mistral", (32, 32, 8, 128, 14_336, 131_072)),
+  ("qwen2", (32, 32, 32, 128, 22_016, 32_768)),
+  ("qwen3", (32, 32, 32, 128, 22_016, 32_768)),
+])  # fmt: skip
+def test_what_a_config_json_leaves_out(name, sizes):
+  layout = convert.LAYOUTS[name]
+  theirs = convert.with_defaults(layout, {"sliding_window": None})
+  ours = convert.settings_of(layout, theirs)
+  layers, heads, groups, head_width, mlp_width, longest = sizes
+  expected = {
+    "width": 4096, "num_layers": layers, "num_heads": heads,
+    "num_key_value_heads": groups, "head_width": head_width,
+    "mlp_ratio": mlp_width / 4096, "tied": False, "rope_base": 10_000.0,
+    "rope_scaling": (), "norm_epsilon": 1e-6,
+  }  # fmt: skip
+  assert ours == ours | expected
+  vocabulary = 151_936 if name.startswith("qwen") else 32_000
+  assert theirs["vocab_size"] == vocabulary
+  assert theirs[layout.context] == longest
+
+
 def test_what_a_config_json_of_iquest_leaves_out():
   """The defaults of its configuration class."""
   layout = convert.LAYOUTS["iquestloopcoder"]

@@ -101,6 +101,32 @@ def test_a_card_has_what_the_run_has_written(copies):
     assert secret not in text
 
 
+def test_every_number_of_a_cards_text_is_the_records(copies):
+  run, out = copies
+  trained(
+    run, steps=1800, parameters=54_321, devices="3 TPU v9", revision="abc1234",
+    versions={"jax": "9.8", "flax": "7.6"}, wall_seconds=3725.4,
+  )  # fmt: skip
+  exported = json.loads((out / "config.json").read_text())
+  exported[convert.STEP] = 1800
+  (out / "config.json").write_text(json.dumps(exported))
+  config = json.loads((run / "config.json").read_text())
+  config["run"] |= {"batch_size": 48, "seed": 17}
+  (run / "config.json").write_text(json.dumps(config))
+  model = config["model"]
+  text = card.card(run, out)
+  assert (
+    f"A looped language model: 54,321 parameters, {model['num_layers']} layers"
+    f" of width {model['width']}, applied {model['num_loops']} times to each"
+    f" token. Its context length is {config['task']['sequence_length']} tokens."
+    f" Trained for 1,800 steps of 48 rows with {config['optim']['name']}, seed"
+    " 17, in 3,725 s on 3 TPU v9."
+  ) in " ".join(text.replace("\\", "").split())
+  assert "On all rows of the split, with 4 loops and documents" in text
+  assert "Versions: jax 9.8, flax 7.6; revision abc1234" in text
+  assert "Tokenizer: tokenizer.json" in text
+
+
 def test_a_cards_checksums_are_those_of_the_files(copies):
   run, out = copies
   before = card.card(run, out)

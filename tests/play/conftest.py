@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="package")
 def browser():
   playwright = pytest.importorskip("playwright.sync_api")
-  chromium = shutil.which("chromium")
+  chromium = shutil.which("chromium") or shutil.which("google-chrome")
   if chromium is None:
     pytest.skip("there is no chromium")
   with playwright.sync_playwright() as driver:

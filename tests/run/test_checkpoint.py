@@ -1,10 +1,12 @@
 """Checkpoints: retention, refusals and damaged files."""
 
 import contextlib
+import errno
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -207,6 +209,39 @@ def test_falling_back_and_setting_aside(tmp_path, capsys):
     checkpoints.save(2, tree(2), {})  # Its place is free again.
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    OSError(errno.EMFILE, "Too many open files"),
+    OSError(errno.EIO, "Input/output error"),
+    TimeoutError(errno.ETIMEDOUT, "Connection timed out"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    MemoryError("no room"),
+    jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED"),
+  ],
+)
+def test_an_error_of_the_machine_is_no_damage(tmp_path, monkeypatch, error):
+  """Else an intact checkpoint would be set aside, and its steps be lost."""
+  with filled(tmp_path, [1, 2], keep=2):
+    pass
+  read = ocp.PyTreeCheckpointHandler.restore
+
+  def fail(handler, directory, **options):
+    if directory.parent.name == "2":
+      raise error
+    return read(handler, directory, **options)
+
+  monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
+  with pytest.raises(type(error), match=str(error.args[-1])):
+    restore.newest(
+      tmp_path,
+      lambda step: restore.state(tmp_path, step, abstract(tree())),
+      set_aside=True,
+    )
+  assert restore.steps(tmp_path) == [1, 2]
+  assert not (tmp_path / "damaged").exists()
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):

@@ -854,3 +854,22 @@ def test_many_at_once_have_their_own_texts():
     text = "".join(choice["text"] for choice in choices)
     assert text == TEXT.encode()[: number + 1].decode(errors="replace")
     assert choices[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}],
+  ids=["text", "chat"],
+)
+def test_what_a_request_leaves_out_is_what_the_command_leaves_out(fields):
+  """A text of a server is that of `loopjax generate` without flags."""
+  protocol = examples.protocol
+  model = protocol.ServedModel("tiny", examples.BYTES, (), 200, 99, template, 0)
+  body, chat = json.dumps(fields).encode(), "messages" in fields
+  _, found = protocol.parse(body, {"tiny": model}, chat=chat)
+  (request,) = found.requests
+  assert request.sampling == Sampling(seed=request.sampling.seed)
+  left_out = GenerationRequest(request.prompt, request.max_new_tokens)
+  for name in ("num_loops", "exit_threshold", "prefill_loops"):
+    assert getattr(request, name) == getattr(left_out, name), name
+  assert (found.num_choices, found.stream, found.stops) == (1, False, ())

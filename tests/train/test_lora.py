@@ -68,6 +68,31 @@ def test_pairs_stand_beside_their_matrices_and_change_nothing_at_first():
   assert not np.allclose(a, b) and not np.allclose(a[0], a[1])
 
 
+def test_matrices_of_one_shape_have_pairs_of_their_own():
+  one = jnp.ones((6, 4))
+  params = {"a": {"kernel": one}, "b": {"kernel": one}}
+  _, pairs = lora.split(params, lora.Adaptation(3, 1.0, "kernel"), KEY)
+  a, b = (np.ravel(pairs[name]["kernel"]["A"]) for name in "ab")
+  assert not np.intersect1d(a, b).size
+
+
+def test_a_runs_seed_draws_its_pairs():
+  """They are no function of the model's own parameters' seed alone."""
+
+  def first(seed):
+    settings = config_lib.resolve(smoke(run__seed=seed, **PAIRS))
+    key = jax.random.key(settings.run.seed)
+    state = program_lib.fresh_state(settings, optax.sgd(1.0), key)
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    drawn = [np.ravel(x) for path, x in leaves if path[-1].key == "A"]
+    return np.concatenate(drawn)
+
+  one, other = first(0), first(1)
+  assert np.array_equal(one, first(0))
+  assert not np.intersect1d(one, other).size
+  assert len(np.unique(one)) == len(one)  # No part repeats another.
+
+
 def test_the_sum_is_that_of_the_paper():
   """Equation 3, by NumPy in float64, layer by layer."""
   params = matrices()

@@ -68,6 +68,22 @@ def test_a_run_writes_what_the_contract_says(finished):
   assert any((finished / "tb").iterdir())
 
 
+def test_a_row_has_the_means_since_the_last_one(finished, tmp_path):
+  """Two rows of as many steps each have the mean of one over both."""
+  train.run(smoke(run__log_every=5), tmp_path, "train_and_eval")
+  often = [row for row in rows(tmp_path) if row["split"] == "train"]
+  seldom = [row for row in rows(finished) if row["split"] == "train"]
+  assert [row["step"] for row in often] == [5, 10, 15, 20]
+  assert [row["step"] for row in seldom] == [10, 20]
+  assert len({row["loss"] for row in often}) == 4
+  for number, row in enumerate(seldom):
+    pair = often[2 * number : 2 * number + 2]
+    for name in ("loss", "grad_norm", "ponder_steps"):
+      mean = np.mean([one[name] for one in pair])
+      np.testing.assert_allclose(row[name], mean, rtol=2e-6)
+    assert row["learning_rate"] == pair[-1]["learning_rate"]
+
+
 def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
   """Its operations would take a second of the first rows of metrics."""
   order, make = [], chain.make_schedule

@@ -307,14 +307,17 @@ def _intact(read: Callable[[], Any]) -> Any:
   Raises:
     DamagedCheckpointError: on all processes, if `read` fails on one. A broken
       file can make Orbax raise almost anything, so that only errors of memory,
-      permissions and devices are passed on.
+      devices and the system are passed on, such as too many open files.
   """
   value, problem = None, ""
   try:
     value = read()
-  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+  except (MemoryError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:
+    missing = FileNotFoundError, NotADirectoryError, IsADirectoryError
+    if isinstance(error, OSError) and not isinstance(error, missing):
+      raise
     problem = f"{type(error).__name__}: {one_line(error)}"
   if problem := processes.gather_messages(problem):
     raise DamagedCheckpointError(problem)
