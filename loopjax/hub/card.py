@@ -113,11 +113,8 @@ def _data(
     if f"{split}_rows" in facts
   ]
   points = [f"Sources: {', '.join(sources)}", f"Tokenizer: {tokenizer}"]
-  overlap = [
-    f"{name}: {value}" for name, value in facts.items() if "overlap" in name
-  ]
   return [
-    Bullets([*points, *overlap]),
+    Bullets(points),
     Table([Cell("split"), *map(Cell, counts)], rows),
   ]
 

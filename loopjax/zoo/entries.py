@@ -16,9 +16,9 @@ DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 MAX_BYTES = 1_000_000  # Of the parameters of an entry.
 # Settings that name files and other runs.
 _PLACES = (
-  ("task", "train_files"), ("task", "test_files"), ("task", "overlap_files"),
-  ("task", "train_csv"), ("task", "test_csv"), ("task", "tokenizer"),
-  ("run", "init_from"), ("run", "teacher"),
+  ("task", "train_files"), ("task", "test_files"), ("task", "train_csv"),
+  ("task", "test_csv"), ("task", "tokenizer"), ("run", "init_from"),
+  ("run", "teacher"),
 )  # fmt: skip
 _SPLITS = ("validation", "test")  # With what follows, as in "test_ood_2".
 

@@ -30,9 +30,9 @@ NATURAL = {
   (1, 8), "run.init_from": ("runs/x",), "run.num_microbatches": (2,),
   "run.seed": (1,), "run.steps_per_call": (1,), "task.max_revealed": (0.0,),
   "task.num_train_mazes": (1000,), "task.num_train_puzzles": (0, 1000),
-  "task.overlap_files": ("x.jsonl",), "task.sequence_length": (64,),
-  "task.test_files": ("x.txt",), "task.test_share": (0.1,),
-  "task.train_files": ("x.txt",), "task.tokenizer": ("bytes",),
+  "task.sequence_length": (64,), "task.test_files": ("x.txt",),
+  "task.test_share": (0.1,), "task.train_files": ("x.txt",),
+  "task.tokenizer": ("bytes",),
 }  # fmt: skip
 # Changes that a user must hear about: the change itself would do nothing, or it
 # needs what only the user knows.
@@ -44,7 +44,7 @@ NEEDED = {
   "task.augment=True": "no effect while task.num_train_mazes=0",
   "task.check_solutions=True": "no effect while task.test_csv=''",
   "task.on_bad_row=skip": "no effect while task.test_csv=''",
-  "task.on_overlap=error": "no effect while task.(test_csv|overlap_files)=''",
+  "task.on_overlap=error": "no effect while task.test_csv=''",
   "optim.frozen=x": "matches no parameter",
   # Sizes of another task that the preset's do not fit.
   "task.name=(arithmetic|depo)": "must be a multiple of 5",

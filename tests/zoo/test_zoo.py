@@ -289,9 +289,7 @@ def test_an_entry_has_its_tokenizer(tmp_path, monkeypatch):
   convert.import_folder(hub_examples.make_folder(tmp_path / "folder"), run)
   summary = workdir_lib.read_summary(run) | {"wall_seconds": 1.0}
   workdir_lib.write_json(run / "summary.json", summary)
-  there = {"overlap_files": "/one/machine/items.jsonl"}
-  task = task_of_entry(run, tmp_path, monkeypatch, **there)
-  assert task["overlap_files"] == "items.jsonl"
+  task = task_of_entry(run, tmp_path, monkeypatch)
   assert task["tokenizer"] == "tokenizer.json"
   found = language_model.load(run).tokenizer.key
   shutil.rmtree(run)

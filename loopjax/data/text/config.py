@@ -53,11 +53,6 @@ class Config:
       document whose hash is nearest is chosen.
     on_bad_document: "error" stops at a malformed document, "skip" skips it and
       counts it in the summary.
-    overlap_files: sources of evaluation items (OLMES requests, any JSONL or
-      parquet with text, plain text), to compare with the training split by
-      13-grams of words; empty for none.
-    on_overlap: if the training split contains a 13-gram of an item: "report"
-      warns and counts such items in the run's summary, "error" stops.
   """
 
   train_files: str = ""
@@ -76,17 +71,10 @@ class Config:
   validation_share: float = 0.05
   test_share: float = 0.05
   on_bad_document: str = "error"
-  overlap_files: str = ""
-  on_overlap: str = "report"
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.one_of(
-      "task",
-      self,
-      on_bad_document=("error", "skip"),
-      on_overlap=("report", "error"),
-    )
+    checks.one_of("task", self, on_bad_document=("error", "skip"))
     checks.at_least("task", self, vocab_size=0, sequence_length=2)
     checks.within(
       "task", self, validation_share="(0, 0.4]", test_share="(0, 0.4]"
@@ -99,8 +87,6 @@ class Config:
     for source in self.test_sources:
       if source in self.sources:
         raise UserError(f"task.test_files={source!r} is trained on")
-    if not self.overlap_files:
-      checks.without_effect("task", self, "overlap_files", "on_overlap")
     self._check_mixture()
 
   def _check_mixture(self) -> None:
@@ -133,11 +119,6 @@ class Config:
   def test_sources(self) -> tuple[str, ...]:
     """The sources of the test split, if it has its own."""
     return split_sources(self.test_files)
-
-  @property
-  def overlap_sources(self) -> tuple[str, ...]:
-    """The sources of evaluation items."""
-    return split_sources(self.overlap_files)
 
 
 def split_sources(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.text import files, overlap, packing, preparation
+from loopjax.data.text import files, packing, preparation
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
@@ -75,9 +75,9 @@ def make_dataset(
     evaluation "valid" bool [b] and "group/source" i32 [b].
 
   Raises:
-    UserError: see `preparation.make` and `overlap.report`; or a source has no
-      rows in the split; or a file of the test split is trained on; or the
-      vocabulary belongs to another tokenizer.
+    UserError: see `preparation.make`; or a source has no rows in the split; or
+      a file of the test split is trained on; or the vocabulary belongs to
+      another tokenizer.
   """
   is_test = split == "test" and bool(config.test_files)
   names = config.test_sources if is_test else config.sources
@@ -141,10 +141,7 @@ def make_dataset(
       seed,
       rows,
     )
-  facts = _facts(split, corpora)
-  if split == "train" and config.overlap_files:
-    facts |= overlap.report(corpora, config.overlap_sources, config.on_overlap)
-  return Dataset(batches, {"source": names}, facts)
+  return Dataset(batches, {"source": names}, _facts(split, corpora))
 
 
 def _unpacked(
