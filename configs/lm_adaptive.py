@@ -102,12 +102,6 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   wide = budget.matched(config, base, mem, budget.parameters, 12)
   length = config.task.get("sequence_length", 8)
   # Sizes at which the smallest model is neither at chance nor saturated.
-  people = {
-    "run.num_steps": presets.steps(config, 3, 8),
-    "eval.every": presets.steps(config, 1, 16), "eval.num_examples": 300,
-    "task.name": "knowledge", "task.num_people": 8 * model.width,
-    "task.num_eval_people": 2 * model.width,
-  }  # fmt: skip
   sums = {
     "run.num_steps": presets.steps(config, 6, 8),
     "run.batch_size": config.run.batch_size * length // 8,  # Many short rows.
@@ -117,7 +111,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
   }  # fmt: skip
   contrasted = [base, loops[0], mem, {**base, **deep}]
   rates = _COMMON["learning_rates"](config)[:4]
-  quarter, half = (product(contrasted, [rate]) for rate in rates[:2])
+  half = product(contrasted, [rates[1]])
   seeds = axis("run.seed", 4, 5, 6)  # Not used in any search.
   applied = model.num_layers * model.num_loops
   return {
@@ -129,11 +123,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "gate_openings": product(gates, axis("run.seed", 0, 1, 2)),
     "lambda": [*axis("model.ponder_weight", 0.0, 1e-3, 1e-2, 1e-1),
                {"model.ponder_weight": 1e-2, "model.ponder_prior": 0.3}],
-    "knowledge_rates": product([people, sums], contrasted, rates),
+    "arithmetic_rates": product([sums], contrasted, rates),
     # At the rate that validation chose for each: the preset's, or less.
-    "knowledge_vs_manipulation": product(
-      [people], [base, *half[1:3], quarter[3]], seeds
-    ) + product([sums], [*contrasted[:3], half[3]], seeds),
+    "arithmetic": product([sums], [*contrasted[:3], half[3]], seeds),
     # Beyond the paper: loops x slots x depth at equal FLOPs.
     "frontier": [
       budget.matched(config, {

@@ -210,7 +210,7 @@ print(f"correlation of iterations and loss: {correlation:.2f}")
 # In the run shown here they are not: all digits get nearly three iterations,
 # whether they follow from their line or are random, and letters fewer. The
 # layer distinguishes kinds of text. Whether it computes anything in these
-# iterations is another question: `--sweep=knowledge_vs_manipulation`.
+# iterations is another question: `--sweep=arithmetic`.
 #
 # ## Stop early
 #

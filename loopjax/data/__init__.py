@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # Checks each task against the protocol.
   from loopjax.data.automaton import task as automaton
   from loopjax.data.depo import task as depo
   from loopjax.data.gsm import task as gsm
-  from loopjax.data.knowledge import task as knowledge
   from loopjax.data.maze import task as maze
   from loopjax.data.multihop import task as multihop
   from loopjax.data.sudoku import task as sudoku
@@ -26,7 +25,6 @@ if TYPE_CHECKING:  # Checks each task against the protocol.
     automaton,
     depo,
     gsm,
-    knowledge,
     maze,
     multihop,
     sudoku,
@@ -54,7 +52,6 @@ TASKS = Registry(
     "automaton": "loopjax.data.automaton.task",
     "depo": "loopjax.data.depo.task",
     "gsm": "loopjax.data.gsm.task",
-    "knowledge": "loopjax.data.knowledge.task",
     "maze": "loopjax.data.maze.task",
     "multihop": "loopjax.data.multihop.task",
     "sudoku": "loopjax.data.sudoku.task",

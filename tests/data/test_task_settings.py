@@ -7,7 +7,6 @@ from loopjax.data import TASKS
 
 # Settings required for a valid task.
 BASE = {
-  "knowledge": {"num_people": 60, "sequence_length": 64, "num_eval_people": 12},
   "text": {"train_files": "a.jsonl,b.jsonl", "sequence_length": 64},
 }
 IMPOSSIBLE = {
@@ -107,15 +106,6 @@ IMPOSSIBLE = {
     ),
     ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
     ({"context_length": 512.0}, "context_length=512.0 must be of type int"),
-  ],
-  "knowledge": [
-    ({"num_people": 2}, "num_people=2 must be at least 3"),
-    ({"num_people": 2**28}, "num_people=268435456: only 160000000 names"),
-    ({"asked_share": 0.0}, r"asked_share=0.0 must be in \(0, 1\)"),
-    ({"question_share": 1.0}, r"question_share=1.0 must be in \(0, 1\)"),
-    ({"sequence_length": 12}, "sequence_length=12 must be at least 13"),
-    ({"num_eval_people": 16}, "num_eval_people=16 exceeds the 15 people"),
-    ({"people_seed": -1}, "people_seed=-1 must be at least 0"),
   ],
   "maze": [
     ({"size": 7}, "size=7 must be even"),

@@ -38,7 +38,6 @@ CASES = {
     "train_ops": (1, 3, 8), "eval_ops": (1, 2, 5, 8), "context_length": 140,
     "min_length": 100, "max_length": 140, "num_eval_examples": 40,
   },
-  "knowledge": {"num_people": 60, "sequence_length": 64, "num_eval_people": 12},
   "maze": {
     "size": 12, "min_path": 14, "openness": 0.15, "num_eval_examples": 40,
   },
@@ -203,7 +202,7 @@ def test_rows_are_as_announced(case):
       side = range(round(spec.sequence_length ** (1 / dimensions)))
       places = itertools.product(*[side] * dimensions)
       assert spec.coordinates == tuple(places)
-    if case.name in ("knowledge", "text"):  # The rest of a row is padding.
+    if case.name == "text":  # The rest of a row is padding.
       assert {rows["inputs"].max(), rows["targets"].max()} <= {real - 1, real}
     else:
       assert rows["targets"].max() < real

@@ -1,1 +1,0 @@
-"""Biographies of made-up people, and questions about them."""
