@@ -12,9 +12,6 @@
           for one text and eight; with --workdir, a run's --exit_rule at each of
           --thresholds, with the loss on --rows rows of its test split decoded
           with the same exits
-  depth   mixed requests whose loops differ: rows that wait for each other, and,
-          where the engine's rule allows it, rows in different loops; width 512,
-          or the run in --workdir, also with a gate at each of --thresholds
   prefix  time to the first token after a prompt of --prompt_length tokens: new,
           with a cached prefix of all but its last 16 tokens, and without prefix
           caching; every turn has a new prompt
@@ -71,7 +68,7 @@ def main(argv):
   for part in _PARTS.value:
     rows += {
       "cache": cache, "slots": slots, "wide": wide, "steps": steps,
-      "exits": exits, "depth": depth, "prefix": prefix, "torch": torch,
+      "exits": exits, "prefix": prefix, "torch": torch,
     }[part]()  # fmt: skip
   options = {"turns": _TURNS.value, "workdir": _WORKDIR.value}
   load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
@@ -289,49 +286,6 @@ def exits():
       row |= losses.get(row["form"], {})
     rows += found
   return rows
-
-
-def depth():
-  """Rows that wait for each other, and rows in different loops; 8 slots."""
-  loops = {
-    "1 to 4 loops": lambda n: {"num_loops": 1 + n * 7 % 4},
-    "2 or 4 loops": lambda n: {"num_loops": (2, 4)[n % 2]},
-  }
-  if _WORKDIR.value:
-    num, most, language_model = 48, 96, trained_model()
-    loops |= {
-      f"gate at {x}": lambda n, x=x: {"exit_threshold": float(x)}
-      for x in _THRESHOLDS.value
-    }
-    make = lambda: source.make_engine(  # noqa: E731
-      language_model, num_slots=8, max_tokens=256
-    )
-  else:
-    num, most = 16, 32
-    graphdef, params = make_model(LARGE, 128)
-    make = lambda: Engine(  # noqa: E731
-      looped.FAMILY, graphdef, params, num_slots=8, max_tokens=128
-    )
-  generator = np.random.default_rng(0)
-  given = [tuple(generator.integers(0, 256, 16).tolist()) for _ in range(num)]
-  sizes = generator.integers(most // 2, most + 1, num).tolist()
-  engines = {"by depth": make(), "lockstep": make()}
-  lockstep = engines["lockstep"]
-  lockstep.limits = lockstep.limits._replace(by_depth=False)
-
-  def ask(options):
-    return [
-      GenerationRequest(prompt, size, GREEDY, **options(n))
-      for n, (prompt, size) in enumerate(zip(given, sizes, strict=True))
-    ]
-
-  forms = {
-    f"{name}, {form}": writer(engine, ask(options))
-    for name, options in loops.items()
-    for form, engine in engines.items()
-  }
-  forms["full depth"] = writer(lockstep, ask(lambda n: {}))
-  return compare("depth", forms, sum(sizes), same=False)
 
 
 def read_out(language_model, num_loops=None, exit_threshold=1.0):

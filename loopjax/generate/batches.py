@@ -1,13 +1,12 @@
 """Converts running sequences to arrays for the programs, and back to tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from loopjax.generate import sampling
 from loopjax.generate.limits import Limits
-from loopjax.generate.programs import decoding, sizes, slots
+from loopjax.generate.programs import sizes, slots
 from loopjax.generate.requests import GeneratedToken
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import RunningSequence
@@ -52,7 +51,6 @@ def prompt_chunks(
       ),
       num_loops=np.full(num_rows, num_loops, np.int32),
       exit_threshold=np.ones(num_rows, np.float32),
-      progress=None,
     ),
   )
   for row, (slot, sequence) in enumerate(sequences.items()):
@@ -96,29 +94,15 @@ def rows(
   return row_slots
 
 
-def options(
-  running: Collection[RunningSequence],
-  num_tokens: int,
-  limits: Limits,
-) -> tuple[int, dict[str, Any]]:
-  """(maximum tokens of a call, its options) for sequences in decoding.
-
-  Args:
-    running: the sequences.
-    num_tokens: maximum number of tokens of a call in lockstep.
-    limits: the engine's limits.
-  """
+def depth(running: Collection[RunningSequence], limits: Limits) -> str:
+  """One of `slots.DEPTHS`, for sequences that decode together."""
   requests = [sequence.request for sequence in running]
   loops = {request.num_loops or limits.num_loops for request in requests}
-  means = [sequence.loops for sequence in running]
-  if limits.by_depth and sizes.by_depth(means, max(loops)):
-    return decoding.max_tokens_by_depth(num_tokens), {"depth": slots.BY_DEPTH}
-  depth = limits.depth(len(requests))
-  if loops != {limits.num_loops}:
-    depth = slots.LOOPS
   if any(request.exit_threshold < 1 for request in requests):
-    depth = slots.EXITS
-  return num_tokens, {"depth": depth}
+    return slots.EXITS
+  if loops != {limits.num_loops}:
+    return slots.LOOPS
+  return limits.depth(len(requests))
 
 
 def generated_tokens(

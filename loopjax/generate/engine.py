@@ -265,17 +265,14 @@ class Engine:
     """Generates the next tokens of some sequences."""
     rows = batches.rows(list(sequences), self.row_sizes, self.num_slots)
     running = sequences.values()
-    num_tokens, options = batches.options(
-      running, self.tokens_per_dispatch, self.limits
-    )
     longest = max(sequence.num_tokens for sequence in running)
     self._state, generated = self._programs.decode(
       self._writer_params,
       self._state,
       rows,
       num_top=num_top(running, self.limits.num_top),
-      span=self.limits.span(longest + num_tokens),
-      **options,
+      span=self.limits.span(longest + self.tokens_per_dispatch),
+      depth=batches.depth(running, self.limits),
     )
     generated, slot_ids = slots_lib.fetched(generated), rows.tolist()
     return [
@@ -293,7 +290,7 @@ class Engine:
     generating = self._scheduler.generating
     tokens = batches.generated_tokens(generated, slot_ids, generating)
     for slot, token in tokens.items():
-      generating[slot].count(token)
+      generating[slot].num_generated += 1
       if token.finish:
         self._scheduler.release(slot)
     return list(tokens.values())

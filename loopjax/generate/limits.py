@@ -26,7 +26,6 @@ class Limits(NamedTuple):
     rows_at_once: sequences decoded in one call; None for all slots, also empty
       ones.
     unrolls: whether each loop of a token can be compiled separately.
-    by_depth: whether rows can be in different loops.
     check_prefill: raises UserError if fewer loops cannot prefill prompts.
   """
 
@@ -38,7 +37,6 @@ class Limits(NamedTuple):
   exit_rule: str
   rows_at_once: int | None
   unrolls: bool
-  by_depth: bool
   check_prefill: Callable[[], None]
 
   @property
@@ -189,6 +187,5 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     exit_rule=cached.exit_rule,
     rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
     unrolls=takes_rows and cached.unrolls(params, model.config),
-    by_depth=cached.batches_by_depth,
     check_prefill=functools.partial(cached.check_prefill, model.config),
   )

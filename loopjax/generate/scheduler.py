@@ -4,9 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
-from loopjax.generate.requests import GeneratedToken, GenerationRequest
-
-_RECENT = 16  # Tokens.
+from loopjax.generate.requests import GenerationRequest
 
 
 @dataclasses.dataclass
@@ -19,8 +17,6 @@ class RunningSequence:
     num_read: number of tokens of its prompt that were prefilled or copied.
     num_copied: number of tokens of its prompt that were copied.
     num_generated: number of tokens that were generated.
-    loops: mean number of loops of its tokens; old ones count less. 0 before the
-      first.
   """
 
   request_id: int
@@ -28,7 +24,6 @@ class RunningSequence:
   num_read: int = 0
   num_copied: int = 0
   num_generated: int = 0
-  loops: float = 0.0
 
   @property
   def num_tokens(self) -> int:
@@ -40,11 +35,6 @@ class RunningSequence:
   def num_unread(self) -> int:
     """Number of tokens of the prompt that are not prefilled yet."""
     return len(self.request.prompt) - self.num_read
-
-  def count(self, token: GeneratedToken) -> None:
-    """Counts a token that was generated."""
-    self.num_generated += 1
-    self.loops += (token.loops - self.loops) / min(self.num_generated, _RECENT)
 
 
 BySlot = dict[int, RunningSequence]

@@ -65,7 +65,6 @@ def _ways(engine: Engine, size: int) -> Iterator[dict[str, Any]]:
   depths = [limits.depth(size)]
   depths += [slots.LOOPS] * (limits.min_loops < limits.num_loops)
   depths += [slots.EXITS] * limits.has_exits
-  depths += [slots.BY_DEPTH] * (limits.by_depth and size > 1)
   for num_top in (0, limits.num_top):
     for span in limits.spans:
       for depth in dict.fromkeys(depths):

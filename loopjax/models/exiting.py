@@ -99,34 +99,6 @@ def read(
   hidden, cache, loops = run(
     model, exit_policy, rule, step, (start, cache), reads, num_loops
   )
-  return finish(
-    model, exit_policy, rule, num_loops, hidden, loops, cache, metadata
-  )
-
-
-def finish(
-  model: Any,
-  exit_policy: exits.ExitPolicy,
-  rule: str,
-  num_loops: int,
-  hidden: Array,
-  loops: Array,
-  cache: Cache,
-  metadata: Any,
-) -> tuple[Output, Cache]:
-  """The output, and the cache, of rows that have exited.
-
-  Args:
-    model: the model.
-    exit_policy: determines the cache entries of skipped loops.
-    rule: the rule that was applied.
-    num_loops: K.
-    hidden: the rows' last states, [B, S, D].
-    loops: i32 [B], number of loops that each row ran.
-    cache: the cache that was written to.
-    metadata: the call's metadata. Rows whose positions are out of range have
-      not exited.
-  """
   if exit_policy.skips(rule):
     key_values = None
     if exit_policy.kept == "state":
@@ -174,8 +146,24 @@ def run(
     of loops of each row, i32 [B].
   """
 
+  computed = exit_policy.kept == "computed"
+
   def loop(carry: Any, k: Array) -> tuple[Any, None]:
-    return one_loop(model, exit_policy, rule, step, read_out, carry, k), None
+    hidden, final, cached, state, history = carry
+    live = state.live
+    new, cached = step(hidden, cached, k, live | computed)
+    final = jnp.where(live[:, None, None], new, final)
+    evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
+    if rule in exits.READ_OUT:
+      if read_out is None:
+        logits = model.logits(new[:, -1])
+      else:
+        logits, cached = read_out(new, cached, live | computed)
+      evidence, history = exits.read_out_evidence(
+        rule, history, logits, model.spec.num_padding_tokens
+      )
+    state = exits.after_loop(exit_policy, rule, state, evidence)
+    return (new if computed else final, final, cached, state, history), None
 
   hidden, cached = start
   history = exits.no_read_outs(rule, len(hidden), model.spec.vocab_size)
@@ -183,45 +171,10 @@ def run(
     loop,
     (hidden, hidden, cached, exits.start(reads), history),
     num_loops,
-    kind="scan" if exit_policy.kept == "computed" else "while",
+    kind="scan" if computed else "while",
     done_fn=lambda carry: ~jnp.any(carry[3].live),
   )
   return hidden, cached, state.loops
-
-
-def one_loop(
-  model: Any,
-  exit_policy: exits.ExitPolicy,
-  rule: str,
-  step: Callable[[Array, Any, Array, Array], tuple[Array, Any]],
-  read_out: ReadOut | None,
-  carry: Any,
-  k: Array,
-) -> Any:
-  """Loop k, i32 scalar or [B], of the live rows.
-
-  Args:
-    model, exit_policy, rule, step, read_out: as in `run`.
-    carry: (hidden states of the next loop, final hidden states, `cached`,
-      ExitState, ReadOutHistory).
-    k: index of the loop.
-  """
-  computed = exit_policy.kept == "computed"
-  hidden, final, cached, state, history = carry
-  live = state.live
-  new, cached = step(hidden, cached, k, live | computed)
-  final = jnp.where(live[:, None, None], new, final)
-  evidence = _evidence(model, rule, hidden[:, -1], new[:, -1])
-  if rule in exits.READ_OUT:
-    if read_out is None:
-      logits = model.logits(new[:, -1])
-    else:
-      logits, cached = read_out(new, cached, live | computed)
-    evidence, history = exits.read_out_evidence(
-      rule, history, logits, model.spec.num_padding_tokens
-    )
-  state = exits.after_loop(exit_policy, rule, state, evidence)
-  return new if computed else final, final, cached, state, history
 
 
 def _evidence(model: Any, rule: str, before: Array, after: Array) -> Array:

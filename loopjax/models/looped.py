@@ -18,7 +18,7 @@ from loopjax.errors import Moot, UserError
 from loopjax.loop import driver, exits
 from loopjax.losses import exits as exit_losses
 from loopjax.losses import tokens as token_losses
-from loopjax.models import by_depth, causal, every_loop, exiting, reading
+from loopjax.models import causal, every_loop, exiting, reading
 from loopjax.nn import block, norm, rope
 from loopjax.nn.attention.cache import Cache
 from loopjax.nn.keys import by_example
@@ -227,7 +227,6 @@ FAMILY = Family(
     exits=Exits(
       rule=exiting.exit_rule,
       check=exiting.check_exits,
-      by_depth=by_depth.BY_DEPTH,
     ),
   ),
 )

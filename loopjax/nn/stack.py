@@ -169,8 +169,7 @@ def run_layers(
     x: residual stream [B, T, D].
     cache: cache of earlier tokens, or None.
     metadata: positions and masks of the tokens.
-    first_slot: the first layer's cache slot; one per row, i32 [B], if rows are
-      in different loops.
+    first_slot: the first layer's cache slot.
     condition: what blocks that take a `condition` get; None for other blocks.
     keys: random keys of dropout, [B]; None for no dropout.
     unroll: whether to compile each block separately.
@@ -187,7 +186,7 @@ def run_layers(
   keys_LxB = None
   if keys is not None:
     keys_LxB = jax.vmap(fold_in, (None, 0))(keys, indices)
-  slots = None if cache is None else jnp.add.outer(indices, first_slot)
+  slots = None if cache is None else indices + first_slot
 
   def step(carry: Any, layer_inputs: Any) -> tuple[Any, None]:
     layer, layer_keys, slot = layer_inputs

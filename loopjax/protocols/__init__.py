@@ -8,7 +8,6 @@ that takes the family's or task's own `Config` or `Model` has the type Any here.
 """
 
 from loopjax.protocols.families import AnyTeacher as AnyTeacher
-from loopjax.protocols.families import ByDepth as ByDepth
 from loopjax.protocols.families import Dataclass as Dataclass
 from loopjax.protocols.families import Exits as Exits
 from loopjax.protocols.families import Family as Family

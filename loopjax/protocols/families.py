@@ -97,55 +97,6 @@ class CheckExits(Protocol):
     """
 
 
-class Advance(Protocol):
-  """A function that runs one loop of each row's next token."""
-
-  def __call__(
-    self,
-    model: Any,
-    tokens: Array,
-    cache: Any,
-    progress: Any,
-    *,
-    num_loops: int,
-    valid: Array,
-    exit_policy: Any,
-  ) -> tuple[Output, Any, Any]:
-    """Runs it, until the row exits.
-
-    The result for a token that exited equals `read` with the same policy, whose
-    `kept` must not be "computed".
-
-    Args:
-      model: the model.
-      tokens: token ids [B, 1], the same in each loop of a token.
-      cache: cache of the tokens before them.
-      progress: from `between_tokens`, or of the loops before.
-      num_loops: the number of loops that the cache was made for.
-      valid: bool [B, 1]; cache and progress of other rows do not change.
-      exit_policy: an `ExitPolicy`.
-
-    Returns:
-      (output, cache, progress). The output's "loops_run" is the number of loops
-      of a row that exited, and 0 for other rows.
-    """
-    ...
-
-
-@dataclasses.dataclass(frozen=True)
-class ByDepth:
-  """Decoding of rows that may be in different loops.
-
-  Attributes:
-    between_tokens: (model, B, exit rule) -> the progress of B rows between two
-      tokens: zeros [B, ...].
-    advance: one loop of each row.
-  """
-
-  between_tokens: Callable[[Any, int, str], Any]
-  advance: Advance
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exits:
   """Early exits: `read` takes `exit_policy`.
@@ -154,12 +105,10 @@ class Exits:
     check: raises UserError for exits that a model does not support.
     rule: config -> the exit rule of models with this config, unless another is
       chosen. By default all loops run.
-    by_depth: decoding of rows in different loops.
   """
 
   check: CheckExits
   rule: Callable[[Any], str] = lambda _: "fixed"
-  by_depth: ByDepth | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

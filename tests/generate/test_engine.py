@@ -258,7 +258,7 @@ def test_all_ways_to_write_are_compiled_of_models_that_have_them():
     return {way["depth"] for way in warm._ways(engine_of(name), size)}
 
   assert ways("looped", 1) == {"loops", "exits"}
-  assert ways("looped", 3) == {"unrolled", "by_depth", *ways("looped", 1)}
+  assert ways("looped", 3) == {"unrolled", *ways("looped", 1)}
   assert ways("transformer", 3) == {"loops"}
 
 
@@ -390,10 +390,9 @@ def test_a_cache_that_does_not_fill_ends_no_text():
 
 
 @pytest.mark.parametrize(
-  ("active", "num_tokens", "steps"),
-  [((True, True), None, 3), ((False, True), None, 1), ((True, True), 2, 2)],
+  ("active", "steps"), [((True, True), 3), ((False, True), 1)]
 )
-def test_steps_end_with_the_last_sequence(active, num_tokens, steps):
+def test_steps_end_with_the_last_sequence(active, steps):
   """In any call: a step that generates nothing takes as long as others."""
   empty = slots.Slots(*[None] * len(slots.Slots._fields))
 
@@ -407,7 +406,7 @@ def test_steps_end_with_the_last_sequence(active, num_tokens, steps):
     jnp.asarray(0),
     empty._replace(position=jnp.asarray([5, 7]), num_left=jnp.asarray([3, 1])),
   )
-  state, counts = slots.repeat(step, state, jnp.asarray(active), 4, num_tokens)
+  state, counts = slots.repeat(step, state, jnp.asarray(active), 4)
   assert state.cache == steps
   assert counts.tolist() == [*range(1, steps + 1), *[0] * (4 - steps)]
 

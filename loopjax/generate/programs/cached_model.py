@@ -10,7 +10,7 @@ from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.nn import linear
-from loopjax.protocols import ByDepth, Exits, Reading
+from loopjax.protocols import Exits, Reading
 from loopjax.run.checkpoints import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
@@ -92,17 +92,6 @@ class CachedModel(NamedTuple):
     check(config, "change", self.exit_kept, self.cache_kind)
 
   @property
-  def batches_by_depth(self) -> bool:
-    """Whether rows can be in different loops; not if all loops always run."""
-    return self._by_depth is not None
-
-  @property
-  def _by_depth(self) -> ByDepth | None:
-    early = self.reading.exits
-    runs_all = self.exit_kept == "computed"
-    return early.by_depth if early and not runs_all else None
-
-  @property
   def takes_rows(self) -> bool:
     """Whether decoding uses a cache of only the active rows.
 
@@ -145,40 +134,6 @@ class CachedModel(NamedTuple):
       kind=self.cache_kind,
       prompt_tokens=self.prompt_tokens,
     )
-
-  def between_tokens(self, params: Any, batch: int) -> Any:
-    """See `ByDepth`; None if all rows are in the same loop."""
-    if self._by_depth is None:
-      return None
-    model = nnx.merge(self.graphdef, params)
-    return self._by_depth.between_tokens(model, batch, self.exit_rule)
-
-  def advance(
-    self,
-    model: Any,
-    tokens: Array,
-    cache: Any,
-    progress: Any,
-    *,
-    valid: Array,
-    num_loops: Array,
-    exit_threshold: Array,
-    span: int | None,
-  ) -> tuple[Output, Any, Any]:
-    """See `ByDepth.advance`; other arguments as in `read`."""
-    assert self._by_depth is not None
-    output, cache, progress = self._by_depth.advance(
-      model,
-      tokens,
-      self._within(cache, span),
-      progress,
-      num_loops=self.num_loops,
-      valid=valid,
-      exit_policy=exits.ExitPolicy(
-        exit_threshold, num_loops, self.exit_rule, self.exit_kept
-      ),
-    )
-    return output, self._within(cache, None), progress
 
   def read(
     self,

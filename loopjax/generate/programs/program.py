@@ -15,7 +15,6 @@ from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.generate.programs.decoding import sampled
 from loopjax.generate.programs.slots import (
-  BY_DEPTH,
   UNROLLED,
   Generated,
   PromptChunks,
@@ -118,14 +117,10 @@ def prefill(
   token = jnp.where(chunks.valid, chunks.tokens, seen.shape[1])
   each = jnp.arange(num_rows)
   seen = seen.at[each[:, None], token].set(True, mode="drop")
-  progress = jax.tree.map(
-    lambda x: jnp.zeros((num_rows, *x.shape[1:]), x.dtype),
-    state.slots.progress,
-  )
   slots, generated = sampled(
     model,
     hidden,
-    chunks.slots._replace(seen=seen, progress=progress),
+    chunks.slots._replace(seen=seen),
     chunks.is_last,
     loops,
     num_top,
@@ -175,10 +170,7 @@ def in_rows(
     return call(params, state, active, span=span)
   part = slots_lib.of_rows(state, rows, span, unstack)
   part, generated = call(params, part, active, span=None)
-  num_tokens = len(generated.valid)
-  if depth == BY_DEPTH:
-    num_tokens = decoding.max_tokens_by_depth(num_steps)
-  return slots_lib.with_rows(state, part, rows, num_tokens), generated
+  return slots_lib.with_rows(state, part, rows, num_steps), generated
 
 
 def _gathered(

@@ -13,9 +13,6 @@ _SMALLEST_CHUNK = 16
 # and the places that so few attend to stay there, too:
 # benchmarks/results/2026-11-24_cpu_2cores_slots.md.
 _SMALL_WEIGHTS, _FEW_ROWS = 16 * 2**20, 8
-# Rows that run less than this share of the loops do not wait for each other:
-# benchmarks/results/2026-11-24_cpu_2cores_depth.md.
-_SHARE_BY_DEPTH = 0.77
 
 
 def powers(smallest: int, largest: int, factor: int = 4) -> list[int]:
@@ -51,22 +48,6 @@ def prompt_chunks(
   if reading.chunk:
     prompt_chunk += -prompt_chunk % reading.chunk(config, spec)
   return powers(_SMALLEST_CHUNK, min(prompt_chunk, max_tokens))
-
-
-def by_depth(loops: Sequence[float], max_loops: int) -> bool:
-  """Whether decoding by depth is faster than in lockstep.
-
-  In lockstep, a token of all rows takes about the maximum number of loops. By
-  depth it takes the mean, but each loop is slower: the rows' keys are gathered
-  from the slots of their loops, and every loop computes logits.
-
-  Args:
-    loops: the mean loops of the tokens of each sequence.
-    max_loops: maximum number of loops per token.
-  """
-  return len(loops) > 1 and sum(loops) < _SHARE_BY_DEPTH * max_loops * len(
-    loops
-  )
 
 
 def rows_at_once(num_bytes: int) -> int:

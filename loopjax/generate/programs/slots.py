@@ -20,10 +20,10 @@ MAX_TOP = 20  # Most likely tokens that are reported with a generated token.
 # Why a sequence ends with a token.
 UNFINISHED, STOP, LENGTH = range(3)
 # How many loops rows run: "unrolled": all; every loop is compiled by itself.
-# "loops": as many as each may. "exits": the exit rule is computed as well; all
-# wait for the last. "by_depth": the same, and no row waits.
-DEPTHS = "unrolled", "loops", "exits", "by_depth"
-UNROLLED, LOOPS, EXITS, BY_DEPTH = DEPTHS
+# "loops": as many as each may. "exits": the exit rule is computed as well. All
+# wait for the last.
+DEPTHS = "unrolled", "loops", "exits"
+UNROLLED, LOOPS, EXITS = DEPTHS
 
 
 class Slots(NamedTuple):
@@ -40,8 +40,6 @@ class Slots(NamedTuple):
     sampling: how tokens are sampled.
     num_loops: i32 [B], maximum number of loops.
     exit_threshold: f32 [B], see `loop.exits.ExitPolicy`.
-    progress: how far rows are in the loops of `token`, see `ByDepth`; None
-      if all rows are in the same loop.
   """
 
   token: Any
@@ -52,7 +50,6 @@ class Slots(NamedTuple):
   sampling: sampling.SamplingArrays
   num_loops: Any
   exit_threshold: Any
-  progress: Any
 
 
 class State(NamedTuple):
@@ -71,8 +68,7 @@ class PromptChunks(NamedTuple):
     slot_ids: i32 [P], the prompts' slots; B, which is out of range, for a row
       without a prompt.
     is_first, is_last: bool [P], whether this is a prompt's first or last chunk.
-    slots: the slots after the chunk; `token` is not used, `seen` is [P, 0], and
-      `progress` None.
+    slots: the slots after the chunk; `token` is not used, and `seen` is [P, 0].
     num_loops: i32 [P], loops of all prompt tokens but the last, if fewer than
       in decoding, else 0; None if 0 in all rows.
   """
@@ -124,7 +120,6 @@ def empty_state(
     ),
     num_loops=zeros,
     exit_threshold=jnp.ones(num_slots),
-    progress=model.between_tokens(params, num_slots),
   )
   return State(model.empty_cache(params, num_slots, model.max_tokens), slots)
 
@@ -134,7 +129,6 @@ def repeat(
   state: State,
   active: Array,
   num_steps: int,
-  num_tokens: int | None = None,
 ) -> tuple[State, Generated]:
   """Generates until all active sequences end, in at most `num_steps` steps.
 
@@ -143,27 +137,17 @@ def repeat(
     state: the state before the first step.
     active: bool [B].
     num_steps: static.
-    num_tokens: also ends when a sequence has this many new tokens; None for
-      any.
 
   Returns:
     The state, and the generated tokens of the steps, with a leading axis
     num_steps; zeros for steps that did not run.
   """
-  first = state.slots.position
-
-  def is_over(state: State) -> Array:
-    over = ~jnp.any(active & (state.slots.num_left > 0))
-    if num_tokens is not None:
-      over |= jnp.any(state.slots.position - first >= num_tokens)
-    return over
-
   state, generated, _ = driver.run_loop(
     lambda state, _: step(state),
     state,
     num_steps,
     kind="while",
-    done_fn=is_over,
+    done_fn=lambda state: ~jnp.any(active & (state.slots.num_left > 0)),
   )
   return state, generated
 

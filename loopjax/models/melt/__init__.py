@@ -9,13 +9,11 @@ from loopjax.models.melt.config import Config, check_schedule, costs, made_from
 from loopjax.models.melt.model import (
   TRACES,
   Model,
-  advance,
-  between_tokens,
   empty_cache,
   read,
 )
 from loopjax.models.melt.training import check_teacher, loss
-from loopjax.protocols import ByDepth, Exits, Family, Reading
+from loopjax.protocols import Exits, Family, Reading
 
 FAMILY = Family(
   Config=Config,
@@ -32,11 +30,7 @@ FAMILY = Family(
     empty_cache=empty_cache,
     read=read,
     has_span=True,
-    exits=Exits(
-      rule=exiting.exit_rule,
-      check=exiting.check_exits,
-      by_depth=ByDepth(between_tokens, advance),
-    ),
+    exits=Exits(rule=exiting.exit_rule, check=exiting.check_exits),
     chunk=Config.read_chunk,
   ),
 )

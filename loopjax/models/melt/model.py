@@ -23,7 +23,7 @@ from flax import nnx
 from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import driver, exits
-from loopjax.models import by_depth, causal, exiting
+from loopjax.models import causal, exiting
 from loopjax.models.melt import algorithm
 from loopjax.models.melt.algorithm import LatentCache
 from loopjax.models.melt.config import LEARNED, Config, Options
@@ -236,50 +236,6 @@ def read(
   stats = {"loops_run": loops.astype(jnp.float32)}
   output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
   return output, cache
-
-
-def between_tokens(model: Model, batch: int, rule: str) -> by_depth.Progress:
-  """See `ByDepth`; rows keep the latents of their token."""
-  progress = by_depth.between_tokens(model, batch, rule)
-  latents = model.stack().no_latents(progress.hidden)
-  return progress._replace(extra=jnp.swapaxes(latents, 0, 1))
-
-
-def advance(
-  model: Model,
-  tokens: Array,
-  cache: LatentCache,
-  progress: by_depth.Progress,
-  *,
-  num_loops: int,
-  valid: Array,
-  exit_policy: exits.ExitPolicy,
-) -> tuple[Output, LatentCache, by_depth.Progress]:
-  """See `ByDepth.advance`; all loops of a row write to the same entry."""
-  del num_loops  # The cache does not depend on it.
-  embedded = model.token_embedding(tokens)
-  (_, key_values), one_loop = loop_on_cache(model, cache, embedded)
-
-  def step(hidden: Array, cached: Any, k: Array, live: Array) -> Any:
-    return one_loop(hidden, cached, k[:, None, None], live)
-
-  latents = jnp.swapaxes(progress.extra, 0, 1)
-  hidden, cached, loops, progress = by_depth.run_one(
-    model,
-    exit_policy,
-    step,
-    (embedded, (latents, key_values)),
-    progress,
-    valid[:, 0],
-  )
-  latents, (key, value) = cached
-  latents = jnp.swapaxes(latents, 0, 1)
-  latents = driver.tree_where(valid[:, 0], latents, progress.extra)
-  stats = {"loops_run": loops.astype(jnp.float32)}
-  output = Output(model.logits(hidden), {}, stats, {}, {}, hidden)
-  length = cache.length + (loops > 0)
-  cache = LatentCache(key, value, length, cache.span)
-  return output, cache, progress._replace(extra=latents)
 
 
 def _read_chunk(

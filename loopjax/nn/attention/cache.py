@@ -87,17 +87,12 @@ class Cache:
     """Writes keys and values [B, S, G, d_h] of a slot to places [B, S].
 
     If loops share them, writes w_k times these plus (1 - w_k) times the stored
-    ones, where w_k is the loop's weight. Each row may have its own slot, i32
-    [B], unless `is_unstacked`.
+    ones, where w_k is the loop's weight.
     """
     assert slot is not None
     rows, weight = jnp.arange(len(places))[:, None], None
-    if jnp.ndim(slot):
-      slot = slot[:, None]
     if self.weight is not None:
       weight, slot = self.weight[slot // len(self.key)], slot % len(self.key)
-      if weight.ndim:
-        weight = weight[..., None, None]
 
     def written(slots: Any, new: Array) -> Any:
       index = rows, slice(None), places
@@ -114,15 +109,12 @@ class Cache:
     )
 
   def read(self, slot: Array | None) -> tuple[Array, Array]:
-    """Keys and values of a slot, or of a slot for each row: [B, G, N, d_h]."""
+    """Keys and values of a slot: [B, G, N, d_h]."""
     assert slot is not None
     slot = slot if self.weight is None else slot % len(self.key)
     if self.is_unstacked:
       return self.key[slot], self.value[slot]
     span = slice(self.span or self.capacity)
-    if jnp.ndim(slot):
-      at = slot, jnp.arange(len(slot)), slice(None), span
-      return self.key[at], self.value[at]
     return self.key[slot, :, :, span], self.value[slot, :, :, span]
 
   def only(self, slot: int) -> "Cache":
