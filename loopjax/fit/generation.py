@@ -94,7 +94,6 @@ def model_of(
     graphdef,
     settings.eval_loops,
     max_tokens=0,
-    prompt_tokens=0,
     cache_kind=reading.caches[0],
     exit_rule=cached_model_lib.default_exit_rule(reading.exits, settings.model),
     exit_kept="copy",

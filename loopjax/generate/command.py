@@ -67,7 +67,6 @@ class _Writer:
       language_model,
       options.model,
       num_slots=_num_slots(options),
-      prompt_tokens=options.text.prompt_tokens,
       prefix_mib=0 if options.prompt else source.PREFIX_MIB,
     )
     max_new_tokens = options.text.max_new_tokens
@@ -84,15 +83,15 @@ class _Writer:
     return tuple(ids.tolist())
 
   @property
-  def max_prompt_tokens(self) -> int | None:
+  def max_tokens(self) -> int | None:
     """Maximum length of a prompt, in tokens; None for any length."""
-    return self._engine.limits.max_prompt_tokens
+    return self._engine.limits.max_tokens
 
   def has_room(self, prompt: tuple[int, ...]) -> bool:
     """Whether a prompt fits, and leaves half of the room for new tokens."""
-    room = self.max_prompt_tokens
-    if room is None or self._text.prompt_tokens:
-      return room is None or len(prompt) <= room
+    room = self.max_tokens
+    if room is None:
+      return True
     return len(prompt) + min(self._max_new_tokens, room // 2) <= room
 
   def check_room(self, num_prompt: int) -> None:
@@ -267,7 +266,7 @@ def _shortened(
   while len(messages) > 1 and not writer.has_room(prompt):
     del messages[:2]  # A message of the user, and its answer.
     prompt = writer.encode(prompt_of(messages))
-  if (room := writer.max_prompt_tokens) and len(prompt) > room:
+  if (room := writer.max_tokens) and len(prompt) > room:
     raise _TooLongError(
       f"{len(prompt)} tokens, but there is room for {room}: --max_tokens"
     )

@@ -59,7 +59,6 @@ class Engine:
     max_tokens: int,
     num_loops: int | None = None,
     cache_kind: str | None = None,
-    prompt_tokens: int = 0,
     exit_rule: str | None = None,
     exit_kept: str = "copy",
     tokens_per_dispatch: int = TOKENS_PER_DISPATCH,
@@ -76,9 +75,6 @@ class Engine:
       max_tokens: maximum length of a sequence, prompt included.
       num_loops: maximum number of loops of a token; the trained number if None.
       cache_kind: one of the family's `caches`; the first if None.
-      prompt_tokens: how many of `max_tokens` are reserved for the prompt, which
-        then has keys and values of every loop even if the loops of later tokens
-        share them; 0 if the prompt's loops share them, too.
       exit_rule: one of `exits.RULES`; if None, "gate" for a model with an exit
         gate and "fixed" otherwise.
       exit_kept: one of `exits.KEPT`, what the cache keeps of skipped loops.
@@ -109,7 +105,6 @@ class Engine:
       graphdef,
       num_loops,
       max_tokens,
-      prompt_tokens,
       self.cache_kind,
       exit_rule or default_exit_rule(reading.exits, config),
       exit_kept,

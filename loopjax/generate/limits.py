@@ -20,7 +20,6 @@ class Limits(NamedTuple):
     num_tokens: number of the model's tokens, padding ids excluded.
     max_tokens: maximum length of a sequence, including the prompt; None for
       any.
-    prompt_tokens: number of these reserved for the prompt; 0 for none.
     min_loops, num_loops: minimum and maximum number of loops per token.
     exit_rule: the rule of early exits.
     rows_at_once: sequences decoded in one call; None for all slots, also empty
@@ -31,18 +30,12 @@ class Limits(NamedTuple):
 
   num_tokens: int
   max_tokens: int | None
-  prompt_tokens: int
   min_loops: int
   num_loops: int
   exit_rule: str
   rows_at_once: int | None
   unrolls: bool
   check_prefill: Callable[[], None]
-
-  @property
-  def max_prompt_tokens(self) -> int | None:
-    """Maximum length of a prompt; None for any length."""
-    return self.prompt_tokens or self.max_tokens
 
   @property
   def num_top(self) -> int:
@@ -91,8 +84,7 @@ class Limits(NamedTuple):
     """Maximum number of tokens after a prompt; None for any number."""
     if self.max_tokens is None:
       return None
-    reserved = self.prompt_tokens or num_prompt
-    return self.max_tokens - reserved + 1  # The last token is never read.
+    return self.max_tokens - num_prompt + 1  # The last token is never read.
 
   def check_room(self, label: str, num_tokens: int, num_prompt: int) -> None:
     """Raises UserError if the requested number of new tokens does not fit.
@@ -125,7 +117,7 @@ class Limits(NamedTuple):
         f"the prompt has token id {unknown[0]}, expected less than"
         f" {self.num_tokens}"
       )
-    capacity = self.max_prompt_tokens
+    capacity = self.max_tokens
     if capacity and len(request.prompt) > capacity:
       raise UserError(
         f"the prompt has {len(request.prompt)} tokens; the cache has room for"
@@ -181,7 +173,6 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
   return Limits(
     num_tokens=spec.num_tokens,
     max_tokens=cached.max_tokens if cached.is_bounded(params) else None,
-    prompt_tokens=cached.prompt_tokens,
     min_loops=1 if cached.reading.exits else num_loops,
     num_loops=num_loops,
     exit_rule=cached.exit_rule,

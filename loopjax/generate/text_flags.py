@@ -20,7 +20,6 @@ class TextFlags(NamedTuple):
   sampling: Sampling
   exit_threshold: float
   prefill_loops: int
-  prompt_tokens: int
 
 
 def add_flags(parser: Parser) -> None:
@@ -59,13 +58,6 @@ def add_flags(parser: Parser) -> None:
     type=int,
     default=0,
     help="number of loops for prefill; 0 for as many as in decoding [0]",
-  )
-  parser.add_argument(
-    "--prompt_tokens",
-    type=int,
-    default=0,
-    help="how many of --max_tokens are reserved for a prompt whose loops"
-    " share no cache [0]",
   )
 
 

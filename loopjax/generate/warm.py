@@ -45,7 +45,7 @@ def compile_programs(engine: Engine) -> int:
 
 
 def _batches(engine: Engine) -> Iterator[list[GenerationRequest]]:
-  max_length = engine.limits.max_prompt_tokens or 2 * engine.chunk_sizes[-1]
+  max_length = engine.limits.max_tokens or 2 * engine.chunk_sizes[-1]
   # A prompt has one chunk, or some of the largest size before its last.
   prompts = [
     read + size

@@ -346,10 +346,9 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
-  prompt_tokens: int = 0,
 ) -> WindowCache:
   """See `Reading.empty_cache`."""
-  del kind, prompt_tokens  # There is one kind.
+  del kind  # There is one kind.
   config = model.config
   return window_lib.empty(
     config.block_shape(),

@@ -5,8 +5,6 @@ from typing import Any
 from loopjax import checks
 from loopjax.nn import stack
 from loopjax.nn.attention import cache as cache_lib
-from loopjax.nn.attention.cache import Cache
-from loopjax.nn.attention.split import SplitCache
 from loopjax.protocols import Reading
 from loopjax.types import PRECISIONS, Array, Output
 
@@ -18,28 +16,18 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
-  prompt_tokens: int = 0,
 ) -> Any:
   """See `Reading.empty_cache`."""
   config, kind = model.config, kind or "per_loop"
   num_loops = checks.num_loops(config, num_loops)
-
-  def empty(kind: str, num_tokens: int) -> Cache:
-    weight = cache_lib.loop_weights(kind, num_loops)
-    return cache_lib.empty(
-      config.block_shape(),
-      config.num_layers * (num_loops if weight is None else 1),
-      batch,
-      num_tokens,
-      PRECISIONS[config.precision],
-      weight,
-    )
-
-  if not prompt_tokens:
-    return empty(kind, max_tokens)
-  assert kind != "per_loop" and prompt_tokens < max_tokens, kind
-  return SplitCache(
-    empty("per_loop", prompt_tokens), empty(kind, max_tokens - prompt_tokens)
+  weight = cache_lib.loop_weights(kind, num_loops)
+  return cache_lib.empty(
+    config.block_shape(),
+    config.num_layers * (num_loops if weight is None else 1),
+    batch,
+    max_tokens,
+    PRECISIONS[config.precision],
+    weight,
   )
 
 

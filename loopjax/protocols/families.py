@@ -31,7 +31,6 @@ class EmptyCache(Protocol):
     *,
     num_loops: int | None = None,
     kind: str | None = None,
-    prompt_tokens: int = 0,
   ) -> Any:
     """Makes a cache.
 
@@ -42,9 +41,6 @@ class EmptyCache(Protocol):
         lost, except in families whose cache does not grow with the tokens.
       num_loops: number of loops; as in training if None.
       kind: one of `Reading.caches`; the first if None.
-      prompt_tokens: if not 0, the number of the M positions reserved for
-        prompts. These have separate keys and values for every loop, although
-        loops of other tokens share theirs.
 
     Returns:
       A pytree of arrays of fixed shapes.
@@ -125,8 +121,7 @@ class Reading:
     empty_cache: makes a cache.
     read: processes tokens.
     has_span: whether caches are `HasSpan`.
-    has_places: whether caches are `HasPlaces`, except those with places
-      reserved for prompts.
+    has_places: whether caches are `HasPlaces`.
     exits: early exits.
     unstacked: model -> the model with a separate array for each layer's
       parameters. On CPUs decoding is faster, see `nn.stack.unstacked`.

@@ -272,7 +272,7 @@ OTHER = {
   "slots": None, "out": "there", "max_new_tokens": 7, "samples": None,
   "stop": "e", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
   "repetition_penalty": 1.5, "seed": 5, "exit_threshold": 0.5,
-  "prefill_loops": 1, "prompt_tokens": 9, "bos": "none",
+  "prefill_loops": 1, "bos": "none",
 }  # fmt: skip
 
 
@@ -378,10 +378,6 @@ def test_a_greedy_answer_is_the_generated_text(
       "question 0: after its prompt of 5 tokens, there",
     ),
     (["--max_tokens=18"], "question 1: after its prompt of 26 tokens, there"),
-    (
-      ["--prompt_tokens=9", "--cache_kind=mean"],
-      "question 1: after its prompt",
-    ),
   ],
 )
 def test_mistakes_are_one_line(flags, said, run, tmp_path, refusal):

@@ -181,7 +181,7 @@ def test_prefixes_are_shared_where_the_cache_permits_it(
 def test_a_long_chat_leaves_out_whole_turns(capsys):
   messages = [{"role": role, "content": role} for role in "uauau"]
   writer = types.SimpleNamespace(
-    encode=tuple, has_room=lambda prompt: len(prompt) < 4, max_prompt_tokens=4
+    encode=tuple, has_room=lambda prompt: len(prompt) < 4, max_tokens=4
   )
 
   def prompt_of(messages):

@@ -185,7 +185,6 @@ def test_prefixes_are_of_the_same_loops():
   ("looped", {}, 4, r"prefill_loops=4 is not in \[1, 3\]"),
   ("looped", {}, -1, "prefill_loops=-1 is not"),
   ("looped", {"exit_kept": "computed"}, 1, "exit_kept='computed' runs all"),
-  ("looped", {"cache_kind": "mean", "prompt_tokens": 9}, 1, "stores all loops"),
   ("transformer", {}, 1, "prefill_loops: this model family"),
   ("plt", {}, 1, "prefill_loops: this model family"),
   ("sleep", {}, 1, "prefill_loops: this model family"),

@@ -137,7 +137,7 @@ def test_a_cancelled_prompt_is_not_kept():
 
 def test_a_warm_engine_has_kept_and_copied_prefixes_of_every_size():
   lengths, prefixes = [], mock.Mock(sizes=(1, 2))
-  limits = mock.Mock(max_tokens=20, max_prompt_tokens=20, has_prefill=False)
+  limits = mock.Mock(max_tokens=20, has_prefill=False)
   made = mock.Mock(
     prefixes=prefixes, limits=limits, row_sizes=(), chunk_sizes=(4,),
     group_sizes=(1,),

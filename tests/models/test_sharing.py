@@ -58,15 +58,12 @@ def reader(name, exact=False, **policy):
 
 
 def in_parts(
-  name, kind, sizes, *, valid=None, threshold=1.0, prompt_tokens=0,
-  exact=False, **policy,
+  name, kind, sizes, *, valid=None, threshold=1.0, exact=False, **policy,
 ):  # fmt: skip
   """Logits [B, S, V] and loops [B, parts] of reading part after part."""
   family, config, params = model_of(name)
   model = examples.merged(family, config, SPEC, params)
-  cache = family.reading.empty_cache(
-    model, BATCH, ROOM, kind=kind, prompt_tokens=prompt_tokens
-  )
+  cache = family.reading.empty_cache(model, BATCH, ROOM, kind=kind)
   valid = jnp.ones(TOKENS.shape, bool) if valid is None else valid
   logits, loops = [], []
   for start, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
@@ -187,9 +184,7 @@ def pieces():
   return [without_rounding(one) for one in (embed, before, after, ends)]
 
 
-def reference(
-  row, *, kind="per_loop", threshold=1.0, kept="copy", num_prompt=0
-):
+def reference(row, *, kind="per_loop", threshold=1.0, kept="copy"):
   """Logits and loops of a row that is read token by token, written out."""
   embed, before, after, ends = pieces()
   num_layers = model_of()[1].num_layers
@@ -198,14 +193,13 @@ def reference(
   logits, counts = [], []
   for place, token in zip(np.arange(len(row)), np.asarray(row), strict=True):
     x, own, left, stays, chosen, ran = embed(token), [], 1.0, True, None, 0
-    shares = kind if place >= num_prompt else "per_loop"
     for loop in range(LOOPS):
       own.append([])
       for index in np.arange(num_layers):
         query, *now = before(index, x, place)
-        if loop and shares == "first_loop":
+        if loop and kind == "first_loop":
           now = own[0][index]
-        elif loop and shares == "mean":
+        elif loop and kind == "mean":
           kept_so_far = zip(own[-2][index], now, strict=True)
           now = [(a * loop + b) / (loop + 1) for a, b in kept_so_far]
         own[-1].append(now)
@@ -220,7 +214,7 @@ def reference(
     counts.append(ran)
     for loop in range(LOOPS):
       for index in np.arange(num_layers):
-        source = own[loop if shares == "per_loop" else -1][index]
+        source = own[loop if kind == "per_loop" else -1][index]
         if loop >= ran and kept == "copy":
           source = own[ran - 1][index]
         elif loop >= ran and kept == "state":
@@ -235,17 +229,6 @@ def test_tokens_one_by_one_see_what_is_shared(kind):
   expected, _ = reference(TOKENS[1], kind=kind)
   # The mean of three loops has a third as a float32 constant.
   np.testing.assert_allclose(found[1], expected, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_what_comes_after_a_prompt_shares_and_the_prompt_does_not(kind):
-  sizes = (3, 1, 1, 1, 1)
-  found, _ = in_parts("looped", kind, sizes, prompt_tokens=4, exact=True)
-  expected, _ = reference(TOKENS[1], kind=kind, num_prompt=3)
-  # The mean of three loops has a third as a float32 constant.
-  np.testing.assert_allclose(found[1], expected, atol=1e-7)
-  alone, _ = in_parts("looped", kind, sizes)
-  assert np.abs(alone[1] - expected).max() > 1e-2 or kind == "last_loop"
 
 
 @pytest.mark.parametrize("kept", exits.KEPT)

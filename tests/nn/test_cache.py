@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from loopjax.nn.attention import cache as cache_lib
-from loopjax.nn.attention import split
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS
 
@@ -26,13 +25,6 @@ def empty(kind, max_tokens=ROOM):
   return cache_lib.Cache(nothing, nothing, made.length, weight)
 
 
-def caches(kind, max_tokens=ROOM):
-  """As assembled by `models.reading`."""
-  if kind == "split":
-    return split.SplitCache(empty("per_loop", 6), empty("last_loop", 4))
-  return empty(kind, max_tokens)
-
-
 def kept(kind, loop, by_loop):
   """A loop's view of the values [K, ...] of the loops up to its own."""
   return {
@@ -46,7 +38,7 @@ def kept(kind, loop, by_loop):
 @pytest.mark.parametrize("kind", cache_lib.KINDS)
 def test_loops_share_what_the_kind_says(kind):
   """Distinct keys and values for every layer, loop and token."""
-  cache = caches(kind)
+  cache = empty(kind)
   valid = np.arange(5)[None] < LENGTHS[:, None]
   places = cache.places(jnp.asarray(valid))
   key, value = np.asarray(
@@ -72,7 +64,7 @@ class Text:
   """Writes rows of tokens, whose keys are their numbers, to a cache."""
 
   def __init__(self, kind):
-    self.cache = caches(kind)
+    self.cache = empty(kind)
     self.rows = [[] for _ in range(ROWS)]
 
   def read(self, valid):
@@ -85,8 +77,7 @@ class Text:
     start = np.array([len(row) for row in self.rows])[:, None]
     place = start + np.cumsum(valid, axis=1) - 1
     places = self.cache.places(jnp.asarray(valid))
-    positions = np.asarray(self.cache.positions(places))
-    np.testing.assert_array_equal(positions[valid], place[valid])
+    np.testing.assert_array_equal(places[valid], place[valid])
     number = 100.0 * np.arange(1, ROWS + 1)[:, None] + place
     key = jnp.broadcast_to(
       jnp.float32(number)[..., None, None], (ROWS, num, 2, 4)
@@ -104,7 +95,7 @@ class Text:
       assert found == self.rows[row][: place[row, column] + 1]
 
 
-@pytest.mark.parametrize("kind", ["per_loop", "last_loop", "split"])
+@pytest.mark.parametrize("kind", ["per_loop", "last_loop"])
 def test_tokens_see_those_before_them(kind):
   """Prompts in two parts, then token by token, then another part.
 
@@ -115,29 +106,13 @@ def test_tokens_see_those_before_them(kind):
   text.read(place[None, :2] < np.array([[2], [0], [1]]))
   for live in ([1, 1, 1], [1, 0, 1], [0, 1, 1]):
     text.read(np.array(live, bool)[:, None])
-  if kind == "split":
-    text.read(np.array([[0, 1], [1, 1], [1, 0]], bool))
-    text.read(np.ones((ROWS, 1), bool))
-  lengths = [len(row) for row in text.rows]
-  if kind == "split":
-    own = text.cache.prompt.length + text.cache.generated.length
-    assert text.cache.capacity == 10
-  else:
-    own = text.cache.length
-  assert own.tolist() == lengths
-
-
-def test_what_does_not_fit_is_not_written():
-  """Nor from a prompt into the places of generated tokens."""
-  cache = caches("split")
-  places = cache.places(jnp.ones((ROWS, 7), bool))
-  assert places[0].tolist() == [0, 1, 2, 3, 4, 5, cache.capacity]
+  assert text.cache.length.tolist() == [len(row) for row in text.rows]
 
 
 def test_a_span_is_the_first_places():
-  cache = caches("split").within(5)
-  assert (cache.prompt.span, cache.generated.span) == (5, 4)
-  for part in (cache.prompt, cache.generated):
+  for max_tokens in (6, 4):
+    part = empty("per_loop", max_tokens).within(5)
+    assert part.span == min(5, max_tokens)
     key = jnp.arange(float(part.key.size)).reshape(part.key.shape)
     part = cache_lib.Cache(key, -key, part.length, part.weight, part.span)
     got, other = part.read(jnp.asarray(1))
@@ -160,7 +135,7 @@ def test_rows_are_read_and_written_apart_from_others(kind, unstack):
       cache = cache.write(slot, key.reshape(shape), -key.reshape(shape), places)
     return cache.extended(places)
 
-  whole = filled(caches(kind), np.arange(2)[None] < [[2], [1], [0]])
+  whole = filled(empty(kind), np.arange(2)[None] < [[2], [1], [0]])
   rows = jnp.asarray([2, ROWS, 0])
   part = filled(
     whole.of_rows(rows, 5, unstack=unstack), np.ones((3, 2), bool), unstack
@@ -187,7 +162,7 @@ def test_rows_are_read_and_written_apart_from_others(kind, unstack):
 def test_skipped_loops_are_filled(with_own):
   """With the keys and values of the row's last loop, or of its state."""
   ran = np.array([4, 1, 2])
-  cache = caches("per_loop")
+  cache = empty("per_loop")
   places = cache.places(jnp.array([[True], [True], [False]]))
   key, value = np.asarray(
     jax.random.normal(jax.random.key(0), (2, LOOPS, LAYERS, ROWS, 1, 2, 4))

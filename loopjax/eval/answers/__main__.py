@@ -79,10 +79,7 @@ def run(options: Options) -> None:
   )
   model = source.load(options.model)
   engine = source.engine_from_flags(
-    model,
-    options.model,
-    num_slots=options.slots,
-    prompt_tokens=options.text.prompt_tokens,
+    model, options.model, num_slots=options.slots
   )
   facts, path = _facts(options, model, engine), _path(options)
   samples = [
@@ -169,20 +166,14 @@ def _requests(
   prompts = {
     one.question.number: prompt_of(one.question.text) for one in samples
   }
-  max_prompt_tokens, min_room = (
-    engine.limits.max_prompt_tokens,
-    max_new_tokens or 1,
-  )
+  min_room = max_new_tokens or 1
   for number, prompt in prompts.items():
     room = engine.limits.room(len(prompt))
-    if max_prompt_tokens is None or room is None:
-      continue  # Any text fits.
-    if len(prompt) > max_prompt_tokens or room < min_room:
+    if room is not None and room < min_room:
       raise UserError(
         f"question {number}: after its prompt of {len(prompt)} tokens, there is"
         f" no room for {min_room} more, with"
-        f" --max_tokens={engine.limits.max_tokens} and"
-        f" --prompt_tokens={flags.prompt_tokens}"
+        f" --max_tokens={engine.limits.max_tokens}"
       )
   return {
     one.key: GenerationRequest(
@@ -255,7 +246,6 @@ def _facts(
     },
     "cache_kind": engine.cache_kind,
     "max_tokens": engine.limits.max_tokens,
-    "prompt_tokens": flags.prompt_tokens,
     "dtype": options.model.dtype,
   }
 
@@ -269,7 +259,6 @@ def _path(options: Options) -> pathlib.Path:
     "exit_threshold": None if text.exit_threshold == 1 else text.exit_threshold,
     "prefill_loops": text.prefill_loops or None,
     "cache_kind": flags.cache_kind,
-    "prompt_tokens": text.prompt_tokens or None,
     "checkpoint": flags.checkpoint,
     "bos": flags.bos,
   }
@@ -284,7 +273,6 @@ def _check(options: Options) -> tuple[int, ...]:
   source.check(options.model, chat=options.chat)
   text_flags.check(options.text, options.model)
   checks.flags_at_least(options, limit=0, slots=1)
-  checks.flags_at_least(options.text, prompt_tokens=0)
   checks.unicode("--template", options.template)
   if QUESTION not in options.template:
     raise UserError(

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from loopjax import checks
 from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.nn import linear
@@ -25,7 +24,7 @@ class CachedModel(NamedTuple):
     graphdef: the model without its parameters.
     num_loops: maximum number of loops per token.
     max_tokens: maximum length of a sequence, prompt included.
-    prompt_tokens, cache_kind: see `Reading.empty_cache`.
+    cache_kind: see `Reading.empty_cache`.
     exit_rule, exit_kept: `rule` and `kept` of `loop.exits.ExitPolicy`; without
       effect if the family has no early exits.
     platform: platform of the devices.
@@ -35,7 +34,6 @@ class CachedModel(NamedTuple):
   graphdef: nnx.GraphDef
   num_loops: int
   max_tokens: int
-  prompt_tokens: int
   cache_kind: str
   exit_rule: str
   exit_kept: str
@@ -57,12 +55,6 @@ class CachedModel(NamedTuple):
         raise UserError(
           f"{name}={value!r} is not one of {', '.join(values)} for this model"
         )
-    checks.integer("prompt_tokens", self.prompt_tokens, 0, self.max_tokens - 1)
-    if self.prompt_tokens and self.cache_kind == caches[0]:
-      raise UserError(
-        f"prompt_tokens={self.prompt_tokens} has no effect on a cache of kind"
-        f" {self.cache_kind!r}"
-      )
     if early:
       early.check(config, self.exit_rule, self.exit_kept, self.cache_kind)
 
@@ -76,11 +68,6 @@ class CachedModel(NamedTuple):
     if not self.reading.exits:
       raise UserError(
         "prefill_loops: this model family does not support skipping loops"
-      )
-    if self.prompt_tokens:
-      raise UserError(
-        f"prefill_loops: prompt_tokens={self.prompt_tokens} stores all loops of"
-        " a prompt"
       )
     if self.exit_kept == "computed":
       raise UserError(
@@ -97,8 +84,7 @@ class CachedModel(NamedTuple):
 
     On a CPU, where copying them costs less than products of all slots' rows.
     """
-    has_places = self.reading.has_places and not self.prompt_tokens
-    return self.platform == "cpu" and has_places
+    return self.platform == "cpu" and self.reading.has_places
 
   def unrolls(self, params: Any, config: Any) -> bool:
     """Whether decoding may compile every layer of every loop separately."""
@@ -132,7 +118,6 @@ class CachedModel(NamedTuple):
       max_tokens,
       num_loops=self.num_loops,
       kind=self.cache_kind,
-      prompt_tokens=self.prompt_tokens,
     )
 
   def read(
@@ -190,10 +175,9 @@ class CachedModel(NamedTuple):
 
   def is_bounded(self, params: Any) -> bool:
     """Whether the cache's size depends on the maximum length of a sequence."""
-    min_length = self.prompt_tokens + 1
     short, long = (
       [x.shape for x in jax.tree.leaves(self._cache_shapes(params, 1, length))]
-      for length in (min_length, min_length + 1)
+      for length in (1, 2)
     )
     return short != long
 

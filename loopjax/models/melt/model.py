@@ -162,10 +162,9 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
-  prompt_tokens: int = 0,
 ) -> LatentCache:
   """See `Reading.empty_cache`; independent of the number of loops."""
-  del num_loops, kind, prompt_tokens
+  del num_loops, kind
   config, shape = model.config, model.config.block_shape()
   entries = config.num_layers * (max_tokens + config.read_chunk(model.spec))
   heads = (shape.num_key_value_heads, shape.head_width)

@@ -155,7 +155,7 @@ class Model(nnx.Module):
       assert config.state == "normal", config.state
       positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
       if cache is not None:
-        positions = cache.core.positions(call.metadata.places)
+        positions = call.metadata.places
       keys = fold_in(call.keys, _STATE)
       draws = normal_by_token(keys, positions, config.width)
       state = config.state_std * draws.astype(injected.dtype)

@@ -21,7 +21,6 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
-  prompt_tokens: int = 0,
 ) -> PartsCache:
   """See `Reading.empty_cache`; `kind` is one of `parts.KINDS`."""
   config = model.config
@@ -35,7 +34,6 @@ def empty_cache(
     PRECISIONS[config.precision],
     num_loops=num_loops,
     kind=kind or parts.KINDS[0],
-    prompt_tokens=prompt_tokens,
   )
 
 

@@ -54,10 +54,9 @@ def empty_cache(
   *,
   num_loops: int | None = None,
   kind: str | None = None,
-  prompt_tokens: int = 0,
 ) -> SleepCache:
   """See `Reading.empty_cache`; it is as large as a window."""
-  del max_tokens, num_loops, kind, prompt_tokens
+  del max_tokens, num_loops, kind
   config, precision = model.config, PRECISIONS[model.config.precision]
   room = config.num_past + config.window
   states = model.empty_state(batch, num_past=0, carry_convolutions=True)

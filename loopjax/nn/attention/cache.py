@@ -67,13 +67,12 @@ class Cache:
     return dataclasses.replace(self, span=span)
 
   def places(self, valid: Array) -> Array:
-    """Places of new tokens, i32 [B, S]; M (out of range) where not `valid`."""
+    """Places of new tokens, i32 [B, S]; M (out of range) where not `valid`.
+
+    They are also their positions in the text.
+    """
     after = self.length[:, None] + jnp.cumsum(valid, axis=1) - 1
     return jnp.where(valid, after, self.capacity)
-
-  def positions(self, places: Array) -> Array:
-    """Positions in the text of new tokens at places, [B, S]."""
-    return places
 
   def visible(self, places: Array) -> Array:
     """bool [B, S, N]: the places that new tokens at places [B, S] attend to."""

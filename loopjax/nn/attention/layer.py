@@ -64,8 +64,7 @@ def make_metadata(
     assert documents is None, "a row of a cache is one document"
     assert shape[1] <= cache.capacity, (shape, cache.capacity)
     places = cache.places(jnp.ones(shape, bool) if valid is None else valid)
-    positions = cache.positions(places)[..., None]
-    tables = rope.rope_tables(positions, head_width, base, scaling)
+    tables = rope.rope_tables(places[..., None], head_width, base, scaling)
     return Metadata(tables, cache.visible(places), places)
   assert valid is None, "without a cache, documents mask padding"
   # Positions in the row are valid for every document: only differences matter.

@@ -1,17 +1,15 @@
 """A cache of three stacks: before, in and after a loop."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from loopjax.nn.attention import cache as cache_lib
 from loopjax.nn.attention.cache import Cache
-from loopjax.nn.attention.split import SplitCache
 from loopjax.nn.shape import Shape
 from loopjax.types import Array, Precision
 
-AnyCache = Cache | SplitCache
 # As "per_loop", but a generated token's loops start from the previous token's
 # state: continuous chain of thought (Huginn, arXiv 2502.05171).
 CONTINUOUS = "continuous"
@@ -28,9 +26,9 @@ class PartsCache(NamedTuple):
       next generated token's loops start; None if they start as in a prompt.
   """
 
-  prelude: AnyCache
-  core: AnyCache
-  coda: AnyCache
+  prelude: Cache
+  core: Cache
+  coda: Cache
   state: Array | None = None
 
   @property
@@ -48,19 +46,15 @@ class PartsCache(NamedTuple):
     return self._each(lambda part: part.within(span))
 
   def cut(self, length: Array, rows: Array) -> "PartsCache":
-    """See `Cache.cut`; only for caches without a prompt part and state."""
-
-    def one(part: AnyCache) -> AnyCache:
-      return part.cut(length, rows) if isinstance(part, Cache) else part
-
-    return self._each(one)
+    """See `Cache.cut`; only for caches without a state."""
+    return self._each(lambda part: part.cut(length, rows))
 
   def of_rows(
     self, rows: Array, span: int | None, *, unstack: bool
   ) -> "PartsCache":
-    """See `Cache.of_rows`; only for caches without a prompt part."""
+    """See `Cache.of_rows`."""
 
-    def one(part: Any) -> Any:
+    def one(part: Cache) -> Cache:
       return part.of_rows(rows, span, unstack=unstack and part.num_slots > 0)
 
     selected = self._each(one)
@@ -68,16 +62,18 @@ class PartsCache(NamedTuple):
       return selected
     return selected._replace(state=self.state.at[rows].get(mode="clip"))
 
-  def with_rows(self, part: Any, rows: Array, num_tokens: int) -> "PartsCache":
+  def with_rows(
+    self, part: "PartsCache", rows: Array, num_tokens: int
+  ) -> "PartsCache":
     """See `Cache.with_rows`."""
-    cache: Any = self
     updated = PartsCache(
-      prelude=cache.prelude.with_rows(part.prelude, rows, num_tokens),
-      core=cache.core.with_rows(part.core, rows, num_tokens),
-      coda=cache.coda.with_rows(part.coda, rows, num_tokens),
+      prelude=self.prelude.with_rows(part.prelude, rows, num_tokens),
+      core=self.core.with_rows(part.core, rows, num_tokens),
+      coda=self.coda.with_rows(part.coda, rows, num_tokens),
     )
     if self.state is None:
       return updated
+    assert part.state is not None
     return updated._replace(
       state=self.state.at[rows].set(part.state, mode="drop")
     )
@@ -102,10 +98,9 @@ class PartsCache(NamedTuple):
     """
     if self.state is None:
       return usual
-    starts = self.core.positions(places) == 0
-    return jnp.where(starts[..., None], usual, self.state[:, None])
+    return jnp.where(places[..., None] == 0, usual, self.state[:, None])
 
-  def _each(self, change: Callable[[AnyCache], AnyCache]) -> "PartsCache":
+  def _each(self, change: Callable[[Cache], Cache]) -> "PartsCache":
     return self._replace(
       prelude=change(self.prelude),
       core=change(self.core),
@@ -122,15 +117,13 @@ def empty(
   *,
   num_loops: int,
   kind: str,
-  prompt_tokens: int = 0,
 ) -> PartsCache:
   """A cache without tokens, see `Reading.empty_cache`.
 
   Args:
     shape: structure of the blocks.
     num_layers: layers before the loop, in it, and after it.
-    batch, max_tokens, num_loops, kind, prompt_tokens: as in
-      `Reading.empty_cache`.
+    batch, max_tokens, num_loops, kind: as in `Reading.empty_cache`.
     precision: the model's dtypes.
   """
   before, core, after = num_layers
@@ -139,18 +132,10 @@ def empty(
     state = jnp.zeros((batch, shape.width), precision.accumulate)
     kind = "per_loop"
 
-  def part(slots: int, num_loops: int, kind: str) -> AnyCache:
+  def part(slots: int, num_loops: int, kind: str) -> Cache:
     weight = cache_lib.loop_weights(kind, num_loops)
-    per_loop = slots * num_loops, None
-    shared = (slots * (num_loops if weight is None else 1), weight)
-    rooms = [(max_tokens - prompt_tokens, *shared)]
-    if prompt_tokens:
-      rooms = [(prompt_tokens, *per_loop), *rooms]
-    caches = [
-      cache_lib.empty(shape, count, batch, num_tokens, precision, weight)
-      for num_tokens, count, weight in rooms
-    ]
-    return SplitCache(*caches) if prompt_tokens else caches[0]
+    count = slots * (num_loops if weight is None else 1)
+    return cache_lib.empty(shape, count, batch, max_tokens, precision, weight)
 
   once = 1, "per_loop"
   return PartsCache(

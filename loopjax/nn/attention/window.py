@@ -56,10 +56,6 @@ class WindowCache(NamedTuple):
     """See `Cache.places`."""
     return self.first.places(valid)
 
-  def positions(self, places: Array) -> Array:
-    """See `Cache.positions`."""
-    return self.first.positions(places)
-
   def visible(self, places: Array) -> Array:
     """See `Cache.visible`: of the first loop."""
     return self.first.visible(places)

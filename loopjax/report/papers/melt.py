@@ -132,8 +132,7 @@ _SWEEPS = {
     ),
     caveats=(
       "The paper's rows that cache all loops of the prompt are omitted: bits"
-      " per byte have no prompt. loopjax.generate has such a cache"
-      " (`--cache_kind=last_loop --prompt_tokens=N`).",
+      " per byte have no prompt.",
     ),
   ),
   "adaptive_depth": Sweep(
