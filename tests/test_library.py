@@ -251,11 +251,6 @@ def test_a_model_is_not_saved_beside_checkpoints(model, tmp_path):
   other = loopjax.build("looped", **SMALL, seed=1)
   with refused("but checkpoints/0, which would be read"):
     loopjax.save(other, tmp_path / "run")
-  quantised = tmp_path / "quantised"
-  quantised.mkdir()
-  (quantised / "quantized.safetensors").touch()
-  with refused("but quantized.safetensors, which would be read"):
-    loopjax.save(other, quantised)
 
 
 def test_models_of_the_zoo_and_their_task():

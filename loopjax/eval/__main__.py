@@ -38,7 +38,6 @@ class Options(NamedTuple):
   num_loops: int | None
   exit_threshold: float | None
   checkpoint: int | None
-  weights: str | None
   bos: str | None
   batch_tokens: int
 
@@ -121,7 +120,6 @@ def _of_run(
     num_loops=options.num_loops,
     exit_threshold=options.exit_threshold,
     checkpoint=options.checkpoint,
-    weights=options.weights,
     bos=options.bos,
   )
   directory = zoo.output(workdir) / DIRECTORY
@@ -168,7 +166,6 @@ def _file_name(task: str, options: Options) -> str:
     "num_loops": options.num_loops,
     "exit_threshold": options.exit_threshold,
     "checkpoint": options.checkpoint,
-    "weights": options.weights,
     "bos": options.bos,
   }
   return ",".join(

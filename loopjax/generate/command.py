@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from loopjax import checks
 from loopjax.data.text import files
 from loopjax.errors import UserError
@@ -15,7 +17,6 @@ from loopjax.generate import chat, source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream, each_text
-from loopjax.run.checkpoints import quantized
 from loopjax.saved.language_model import LanguageModel
 
 _SLOTS = 8  # Default number of texts of a file that are generated together.
@@ -199,8 +200,7 @@ class _Writer:
     after = (
       f"; then {later / seconds:,.0f} tokens/s" if later and seconds else ""
     )
-    params = self._language_model.params
-    weights = quantized.kind(params)
+    params = jax.tree.leaves(self._language_model.params)
     lines = [
       f"{total} tokens in {self._seconds:.2f} s; first token after"
       f" {self._first:.2f} s, including compilation{after}",
@@ -210,8 +210,7 @@ class _Writer:
         f"  exited after loop {n}: {count / total:.1%}"
         for n, count in sorted(self._costs.exits.items())
       ),
-      f"parameters: {quantized.num_bytes(params):,} bytes"
-      + (f", weights in {weights}" if weights else ""),
+      f"parameters: {sum(x.nbytes for x in params):,} bytes",
       f"cache: {engine.cache_kind}, {engine.cache_bytes:,} bytes for"
       f" {engine.num_slots} text(s) of "
       + (f"{max_tokens} tokens" if max_tokens else "any length"),

@@ -177,6 +177,6 @@ def of_model(cached: CachedModel, model: Any, params: Any) -> Limits:
     num_loops=num_loops,
     exit_rule=cached.exit_rule,
     rows_at_once=sizes.rows_at_once(num_bytes) if takes_rows else None,
-    unrolls=takes_rows and cached.unrolls(params, model.config),
+    unrolls=takes_rows and cached.unrolls(model.config),
     check_prefill=functools.partial(cached.check_prefill, model.config),
   )

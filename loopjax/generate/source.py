@@ -15,7 +15,6 @@ from loopjax.generate.engine import Engine
 from loopjax.hub import convert
 from loopjax.loop import exits
 from loopjax.models import MODELS
-from loopjax.run.checkpoints import quantized
 from loopjax.saved import language_model as language_model_lib
 from loopjax.saved import trained
 from loopjax.saved.language_model import LanguageModel
@@ -35,7 +34,6 @@ class ModelFlags(NamedTuple):
   cache_kind: str | None = None
   max_tokens: int | None = None
   prefix_mib: int | None = None
-  weights: str | None = None
   bos: str | None = None
 
   @property
@@ -85,15 +83,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags for a checkpoint, its loops, weights and first token."""
+  """Adds the flags for a checkpoint, its loops and first token."""
   parser.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
   parser.add_argument(
     "--num_loops", type=int, help="number of loops [as in evaluation]"
-  )
-  parser.add_argument(
-    "--weights",
-    choices=quantized.WEIGHTS,
-    help="quantise the weights [as stored]",
   )
   parser.add_argument(
     "--bos",
@@ -140,7 +133,6 @@ def load(flags: ModelFlags) -> LanguageModel:
       flags.folder,
       dtype=flags.dtype or default_dtype(),
       num_loops=flags.num_loops,
-      weights=flags.weights,
       bos=flags.bos,
     )
   return language_model_lib.load(
@@ -148,7 +140,6 @@ def load(flags: ModelFlags) -> LanguageModel:
     num_loops=flags.num_loops,
     checkpoint=flags.checkpoint,
     kernels=True,
-    weights=flags.weights,
     bos=flags.bos,
   )
 
@@ -163,7 +154,6 @@ def load_folder(
   *,
   dtype: str,
   num_loops: int | None = None,
-  weights: str | None = None,
   bos: str | None = None,
 ) -> LanguageModel:
   """The model in a folder with the layout of the Hugging Face Hub.
@@ -172,7 +162,6 @@ def load_folder(
     folder: see `convert.import_folder`.
     dtype: dtype of the parameters, "float32" or "bfloat16".
     num_loops: number of loops to run; the trained number if None.
-    weights: a key of `quantized.WEIGHTS`; None for weights of that dtype.
     bos: see `Tokenizer.beginning_with`.
 
   Raises:
@@ -190,13 +179,12 @@ def load_folder(
     stop_tokens=language_model_lib.stop_tokens(tokenizer, folder),
     context_length=settings.spec.sequence_length,
     graphdef=graphdef,
-    params=quantized.quantized(params, weights) if weights else params,
+    params=params,
     call={"num_loops": num_loops or settings.model.num_loops, "kind": "scan"},
     facts={
       "workdir": str(folder),
       "model": settings.model_name,
       "texts_begin_with": tokenizer.beginning,
-      **({"weights": weights} if weights else {}),
     },
   )
 

@@ -5,9 +5,7 @@ from typing import Any
 
 from loopjax.errors import Parser, leave, one_line_errors
 from loopjax.hub import card, convert, push
-from loopjax.hub import quantize as quantize_lib
 from loopjax.hub import retrofit as retrofit_lib
-from loopjax.run.checkpoints import quantized
 
 
 def _parser() -> Parser:
@@ -17,7 +15,7 @@ def _parser() -> Parser:
       "Imports a downloaded Hugging Face Hub folder (config.json,"
       " tokenizer.json, safetensors) into a work directory; exports such a"
       " folder, writes its model card and uploads it; turns layers of a"
-      " transformer into a loop; quantises weights."
+      " transformer into a loop."
     ),
   )
   commands = parser.add_subparsers(dest="command", required=True)
@@ -72,7 +70,6 @@ def _parser() -> Parser:
   describes.add_argument("workdir", type=pathlib.Path, metavar="RUN")
   describes.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   _add_retrofit(commands)
-  _add_quantize(commands)
   uploads = commands.add_parser("push", help="upload an exported folder")
   uploads.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
   uploads.add_argument("repository", metavar="OWNER/NAME", help="on the Hub")
@@ -117,26 +114,6 @@ def _add_retrofit(commands: Any) -> None:
   loops.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
 
 
-def _add_quantize(commands: Any) -> None:
-  small = commands.add_parser(
-    "quantize", help="write a work directory with weights of 8 or 4 bits"
-  )
-  small.add_argument(
-    "source",
-    type=pathlib.Path,
-    metavar="SOURCE",
-    help="a work directory, zoo:NAME, or a folder of the Hub",
-  )
-  small.add_argument("workdir", type=pathlib.Path, metavar="RUN")
-  small.add_argument("--weights", choices=quantized.WEIGHTS, required=True)
-  small.add_argument(
-    "--dtype",
-    choices=convert.PRECISIONS,
-    help="of a folder's other parameters, and of products [bfloat16]",
-  )
-  small.add_argument("--checkpoint", type=int, help="checkpoint step [newest]")
-
-
 @one_line_errors
 def main(argv: list[str] | None = None) -> int:
   """Imports, exports, changes, describes, uploads; returns the exit status."""
@@ -147,11 +124,6 @@ def main(argv: list[str] | None = None) -> int:
     how = retrofit_lib.Retrofit(**options)
     retrofit_lib.retrofit(source, workdir, how)
     print(f"{workdir}: layers {how.core} of {source} in {how.num_loops} loops")
-    return 0
-  if command == "quantize":
-    source, workdir = (options.pop(name) for name in ("source", "workdir"))
-    quantize_lib.quantize(source, workdir, **options)
-    print(f"{workdir}: {source} with weights in {options['weights']}")
     return 0
   folder = options.pop("folder")
   if command == "push":

@@ -30,7 +30,7 @@ from loopjax.program import layout as program_layout
 from loopjax.program import tree_size
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
-from loopjax.run.checkpoints import checkpoint, integrity, quantized, restore
+from loopjax.run.checkpoints import checkpoint, integrity, restore
 
 DIRECTORY = workdir_lib.HUB
 _ADAPTER = "adapter_config.json"  # What PEFT writes beside a LoRA's matrices.
@@ -221,7 +221,7 @@ def write_run(
 
   Args:
     workdir: a directory without a run.
-    config, params: of the run, which may be quantised; a tokenizer in `folder`
+    config, params: of the run; a tokenizer in `folder`
       becomes the run's.
     folder: has the Hub's files; None if there are none.
     origin: the source of the parameters, for the summary, and the "steps" of
@@ -234,8 +234,6 @@ def write_run(
   with workdir_lib.locked(workdir):
     workdir_lib.check_new(workdir)  # Another process may just have written it.
     left = [f"checkpoints/{step}" for step in restore.steps(workdir)]
-    if (workdir / restore.QUANTIZED).is_file():
-      left.append(restore.QUANTIZED)
     if left:
       raise UserError(
         f"{workdir}: has no config.json, but {', '.join(left)}, which would be"
@@ -251,18 +249,14 @@ def write_run(
     else:
       tokenizer = config.task.get("tokenizer", "")
       workdir_lib.keep_hub_files(None, workdir, tokenizer)
-    if quantized.kind(params):
-      stored: Any = quantized.write(workdir, params)
-    else:
-      stored = params
-      with checkpoint.Checkpoints(workdir) as checkpoints:
-        checkpoints.save(origin["steps"], {"params": params}, origin)
+    with checkpoint.Checkpoints(workdir) as checkpoints:
+      checkpoints.save(origin["steps"], {"params": params}, origin)
     summary = {
       "status": "completed",
       "metrics": {},
       "parameters": tree_size.num_elements(params),
       **origin,
-      "digest": integrity.digest(integrity.record(stored)),
+      "digest": integrity.digest(integrity.record(params)),
       **provenance.environment(),
     }
     workdir_lib.write_json(workdir / "config.json", config_lib.to_dict(config))

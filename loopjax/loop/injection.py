@@ -41,7 +41,7 @@ class Linear(nnx.Module):
 
   def radius(self) -> Array:
     """The spectral norm of the half of A that acts on h, f32; unbounded."""
-    kernel = linear.dense(self.adapter.kernel[...]).astype(jnp.float32)
+    kernel = self.adapter.kernel[...].astype(jnp.float32)
     return jnp.linalg.norm(kernel[: len(kernel) // 2], ord=2)
 
 

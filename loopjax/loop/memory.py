@@ -100,7 +100,7 @@ class GatedRead(nnx.Module):
     logits = widened(
       "nd,de->ne",
       h.astype(compute).reshape(-1, h.shape[-1]),
-      linear.dense(self.gate.kernel[...]).astype(compute),
+      self.gate.kernel[...].astype(compute),
     )
     assert self.gate.bias is not None
     # Added to the product's rows: compilers then fuse it.

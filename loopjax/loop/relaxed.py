@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from loopjax.nn import linear, lora
+from loopjax.nn import lora
 from loopjax.types import Array
 
 # Parameters of one layer; stacks have a leading axis for the layers.
@@ -66,8 +66,7 @@ def _sum(shared: Any, added: Any) -> Any:
   if isinstance(shared, Mapping):
     return {name: _sum(x, added[name]) for name, x in shared.items()}
   if isinstance(added, Mapping):
-    dense = linear.dense(shared)  # It may be quantised.
-    return dense + lora.product(added).astype(dense.dtype)
+    return shared + lora.product(added).astype(shared.dtype)
   return shared + added
 
 

@@ -215,8 +215,8 @@ def logits(model: Any, hidden: Array) -> Array:
 def readout_table(model: Any) -> Array:
   """W [V, D], one row per token; logits are h W^T."""
   if hasattr(model, "head"):
-    return linear.dense(model.head.kernel[...]).T
-  return linear.dense(model.token_embedding.embedding[...])
+    return model.head.kernel[...].T
+  return model.token_embedding.embedding[...]
 
 
 def output(

@@ -14,7 +14,7 @@ from flax import nnx
 from loopjax import checks
 from loopjax.loop import channel, driver
 from loopjax.models import causal, every_loop, exiting, reading
-from loopjax.nn import block, linear, norm
+from loopjax.nn import block, norm
 from loopjax.nn.attention.cache import Cache
 from loopjax.protocols import Exits, Family
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
@@ -138,7 +138,7 @@ class Model(nnx.Module):
 
   def pondering(self, initial: Array) -> exiting.Between:
     """The function LM(e^s) -> e^{s+1}, given e^0; [B, T, D] each."""
-    table = linear.dense(self.token_embedding.embedding[...])
+    table = self.token_embedding.embedding[...]
     head = None if self.config.tied else self.readout_table()
     return lambda hidden: initial + self.decode(hidden, table, head)
 

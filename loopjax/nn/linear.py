@@ -143,25 +143,10 @@ def embedding(
   )
 
 
-def dense(weights: Any) -> Array:
-  """Weights as a dense array; dequantises if necessary.
-
-  For uses of quantised weights (`run.checkpoints.quantized`) outside the maps
-  of this module.
-  """
-  if not hasattr(weights, "qvalue"):
-    return weights
-  import qwix  # Optional dependency.
-
-  return qwix.dequantize(weights)
-
-
 def _promoted(arrays: Any, /, *, dtype: Any = None, inexact: Any = None) -> Any:
-  """The operands of a product in its dtype; dequantises weights."""
+  """The operands of a product in its dtype."""
   del inexact  # The dtype is explicit.
-  return tuple(
-    None if x is None else jnp.asarray(dense(x), dtype) for x in arrays
-  )
+  return tuple(None if x is None else jnp.asarray(x, dtype) for x in arrays)
 
 
 @jax.named_scope("read_out")

@@ -13,7 +13,6 @@ from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.hub import convert, tokenizer_files
 from loopjax.run import zoo
-from loopjax.run.checkpoints import quantized
 from loopjax.saved import trained
 
 
@@ -48,7 +47,6 @@ def load(
   exit_threshold: float | None = None,
   checkpoint: int | None = None,
   kernels: bool = False,
-  weights: str | None = None,
   bos: str | None = None,
 ) -> LanguageModel:
   """Loads the model of a run, finished or in progress, onto one device.
@@ -59,13 +57,11 @@ def load(
     exit_threshold: the model's `exit_threshold` argument; None for its default.
     checkpoint: step of the checkpoint; None for the newest intact one.
     kernels: as in `trained.read`; only for models that run with a cache.
-    weights: a key of `quantized.WEIGHTS`; None for the stored weights.
     bos: see `Tokenizer.beginning_with`.
 
   Raises:
     UserError: the run or checkpoint does not exist, the model is not a language
-      model, it cannot run this number of loops, it takes no exit threshold, or
-      its weights cannot be quantised.
+      model, it cannot run this number of loops, or it takes no exit threshold.
   """
   label = str(workdir)
   settings = config_lib.of_run(workdir, label)
@@ -84,8 +80,7 @@ def load(
     if not family.halting_trace:
       raise UserError(f"--exit_threshold has no effect on {name}")
     call["exit_threshold"] = exit_threshold
-  run = trained.read(workdir, checkpoint, kernels=kernels, or_quantized=True)
-  params = quantized.quantized(run.params, weights) if weights else run.params
+  run = trained.read(workdir, checkpoint, kernels=kernels)
   assert isinstance(settings.task, TextConfig)  # `_check` ensures this.
   tokenizer = tokenizer_lib.of(settings.task).beginning_with(bos)
   files = workdir / convert.DIRECTORY
@@ -95,7 +90,7 @@ def load(
     stop_tokens=stop_tokens(tokenizer, files),
     context_length=length,
     graphdef=run.graphdef,
-    params=params,
+    params=run.params,
     call=call,
     facts={
       "workdir": label,
@@ -108,7 +103,6 @@ def load(
       "texts_begin_with": tokenizer.beginning,
       "context_length": length,
       "chat_template": None,
-      **({"weights": kind} if (kind := quantized.kind(params)) else {}),
     },
   )
 

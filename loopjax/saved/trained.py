@@ -14,7 +14,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.nn import remat
 from loopjax.protocols import Model
-from loopjax.run.checkpoints import quantized, restore
+from loopjax.run.checkpoints import restore
 from loopjax.types import PRECISIONS
 
 
@@ -43,7 +43,6 @@ def read(
   checkpoint: int | None = None,
   *,
   kernels: bool = False,
-  or_quantized: bool = False,
 ) -> TrainedModel:
   """Loads the model of a run, finished or in progress.
 
@@ -53,8 +52,6 @@ def read(
     kernels: whether to read it for generation, see `for_generation`, with
       loop.kernels if the device supports them; otherwise it uses XLA, which
       supports texts of any length.
-    or_quantized: whether the parameters may be quantised, see
-      `run.checkpoints.quantized`.
 
   Raises:
     UserError: the run or the checkpoint does not exist, or the checkpoint is
@@ -75,11 +72,7 @@ def read(
   expected = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), params
   )
-  weights = quantized.stored_weights(workdir) if or_quantized else None
-  if weights and checkpoint is None:
-    params, step = quantized.read(workdir, expected, weights), 0
-  else:
-    step, params = restore.chosen_params(workdir, checkpoint, expected, label)
+  step, params = restore.chosen_params(workdir, checkpoint, expected, label)
   if kernels:
     graphdef, params = for_generation(used, graphdef, params, device.platform)
   return TrainedModel(settings, graphdef, params, step)
@@ -100,7 +93,7 @@ def for_generation(
   Args:
     settings: the model's.
     graphdef: its structure, which is returned where nothing changes.
-    params: its parameters, as stored; they may be quantised.
+    params: its parameters, as stored.
     platform: of its device.
   """
   model: Any = settings.model

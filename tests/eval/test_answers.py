@@ -266,7 +266,7 @@ def test_prompts_are_read_with_fewer_loops(run, answered, tmp_path):
 OTHER = {
   "dtype": "float32", "checkpoint": 3, "num_loops": 3,
   "exit_rule": "kl", "exit_kept": "state", "cache_kind": "mean",
-  "max_tokens": 33, "prefix_mib": None, "weights": "int8", "limit": None,
+  "max_tokens": 33, "prefix_mib": None, "limit": None,
   "template": "Q: {question}", "chat": "", "check": "math", "k": None,
   "ignore_case": "",
   "slots": None, "out": "there", "max_new_tokens": 7, "samples": None,

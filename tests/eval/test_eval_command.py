@@ -165,15 +165,13 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
   flags = (f"--folder={folder}", "--checkpoint=0", "--limit=0")
   assert evaluate(runs[0], "--tasks=boxes", *flags) == 0
   assert (runs[0] / "eval" / "boxes,checkpoint=0.json").exists()
-  options = entry.Options(
-    [], "", None, None, 0, False, None, 0.0, None, "int8", None, 1
-  )
-  assert entry._file_name("a", options) == "a,exit_threshold=0.0,weights=int8"
+  options = entry.Options([], "", None, None, 0, False, None, 0.0, 3, None, 1)
+  assert entry._file_name("a", options) == "a,exit_threshold=0.0,checkpoint=3"
   # Other settings have their own file; a zero-shot task has another name, and
   # other flags change no score.
   other = {
-    "limit": 3, "num_loops": 3, "exit_threshold": 0.5, "checkpoint": 3,
-    "weights": "int4", "bos": "none",
+    "limit": 3, "num_loops": 3, "exit_threshold": 0.5, "checkpoint": 4,
+    "bos": "none",
   }  # fmt: skip
   alike = {"workdirs", "tasks", "folder", "compare", "batch_tokens"}
   assert {*entry.Options._fields} == {*other, *alike, "zero_shot"}
@@ -181,7 +179,7 @@ def test_a_name_has_the_flags_that_are_given(runs, folder):
     entry._file_name("a", options._replace(**{name: value}))
     for name, value in other.items()
   ]
-  assert len({*names, entry._file_name("a", options)}) == 7
+  assert len({*names, entry._file_name("a", options)}) == 6
 
 
 def test_results_are_written_before_they_are_printed(

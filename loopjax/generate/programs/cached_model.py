@@ -10,7 +10,6 @@ from loopjax.errors import UserError
 from loopjax.loop import exits
 from loopjax.nn import linear
 from loopjax.protocols import Exits, Reading
-from loopjax.run.checkpoints import quantized
 from loopjax.types import PRECISIONS, Array, Output
 
 _MAX_UNROLLED = 32  # Layers times loops: each takes time to compile.
@@ -86,28 +85,23 @@ class CachedModel(NamedTuple):
     """
     return self.platform == "cpu" and self.reading.has_places
 
-  def unrolls(self, params: Any, config: Any) -> bool:
+  def unrolls(self, config: Any) -> bool:
     """Whether decoding may compile every layer of every loop separately."""
     few = self.num_loops * config.num_layers <= _MAX_UNROLLED
-    return few and self._unstacks(params)
+    return few and self._unstacks
 
   def for_decoding(self, params: Any) -> "tuple[CachedModel, Any]":
-    """The model and its parameters as decoding takes them.
-
-    Quantised layers stay stacked: XLA would dequantise all layers before the
-    loop, which would use the memory of dense ones.
-    """
-    if not (self.reading.unstacked and self._unstacks(params)):
+    """The model and its parameters as decoding takes them."""
+    if not (self.reading.unstacked and self._unstacks):
       return self, params
     model = self.reading.unstacked(nnx.merge(self.graphdef, params))
     graphdef, state = nnx.split(model)
     return self._replace(graphdef=graphdef), nnx.to_pure_dict(state)
 
-  def _unstacks(self, params: Any) -> bool:
+  @property
+  def _unstacks(self) -> bool:
     """Whether decoding has each layer's parameters apart."""
-    has_stacks = self.reading.unstacked is not None
-    is_quantised = bool(quantized.kind(params))
-    return self.platform == "cpu" and has_stacks and not is_quantised
+    return self.platform == "cpu" and self.reading.unstacked is not None
 
   def empty_cache(self, params: Any, batch: int, max_tokens: int) -> Any:
     """See `Reading.empty_cache`."""

@@ -53,7 +53,7 @@ class Layer(NamedTuple):
 
   def _matrix(self, projection: Any) -> Array:
     compute = self.block.attention.precision.compute
-    return linear.dense(projection.kernel[...]).astype(compute)
+    return projection.kernel[...].astype(compute)
 
 
 class Stack(NamedTuple):

@@ -1,3 +1,3 @@
-"""Checkpoints: written and kept (`checkpoint`), read by any model or mesh that
-fits (`restore`, `integrity`), and quantised (`quantized`).
+"""Checkpoints: written and kept (`checkpoint`), and read by any model or mesh
+that fits (`restore`, `integrity`).
 """

@@ -28,8 +28,6 @@ from loopjax.run.checkpoints import integrity
 
 DIRECTORY = "checkpoints"  # In a work directory; has one folder per step.
 STATE, META = "state", "meta"  # The items of each step.
-# In a work directory instead of checkpoints: see `run.checkpoints.quantized`.
-QUANTIZED = "quantized.safetensors"
 
 
 class DamagedCheckpointError(Exception):
@@ -207,11 +205,6 @@ def chosen_params(
     UserError: there is no such checkpoint, or it is damaged or does not fit the
       model.
   """
-  if (workdir / QUANTIZED).is_file():
-    raise UserError(
-      f"{label} has quantised weights, which only generate, serve and eval"
-      " support"
-    )
   folder = zoo.located(workdir)
   if folder != workdir:
     only = json.loads((folder / "summary.json").read_text(encoding="utf-8"))[
