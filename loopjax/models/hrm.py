@@ -17,6 +17,9 @@ from loopjax.models import ends, supervised
 from loopjax.nn import attention, block, post_norm, remat
 from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
+Fast = tuple[Array, Array | None]  # z_L, and keys of noise.
+Carry = tuple[Array, Fast]
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(supervised.Config):
@@ -69,7 +72,11 @@ class Model(nnx.Module):
     self.low, self.high = network(), network()
 
   def recurse(
-    self, x: Array, state: supervised.State, kind: str
+    self,
+    x: Array,
+    state: supervised.State,
+    kind: str,
+    keys: Array | None = None,
   ) -> supervised.State:
     """N cycles of T low-level steps and a high-level one, on (z_H, z_L).
 
@@ -78,29 +85,35 @@ class Model(nnx.Module):
     """
     config, metadata = self.config, ends.attention_metadata(self)
 
-    def low(z_h: Array, z_l: Array) -> Array:  # f_L
-      return post_norm.run_layers(self.low, z_l + z_h + x, metadata)
+    def low(z_h: Array, fast: Fast) -> Fast:  # f_L
+      z_l, keys = fast
+      new = post_norm.run_layers(self.low, z_l + z_h + x, metadata)
+      return supervised.moved(config, z_l, new, keys)
 
-    def high(z_h: Array, z_l: Array) -> Array:  # f_H
-      return post_norm.run_layers(self.high, z_h + z_l, metadata)
+    def high(carry: Carry) -> Carry:  # f_H
+      z_h, (z_l, keys) = carry
+      new = post_norm.run_layers(self.high, z_h + z_l, metadata)
+      z_h, keys = supervised.moved(config, z_h, new, keys)
+      return z_h, (z_l, keys)
 
-    def low_steps(state: supervised.State, num: int) -> supervised.State:
-      z_h, z_l = state
-      return z_h, driver.repeat(lambda z: low(z_h, z), z_l, num, kind=kind)
+    def low_steps(carry: Carry, num: int) -> Carry:
+      z_h, fast = carry
+      return z_h, driver.repeat(lambda z: low(z_h, z), fast, num, kind=kind)
 
-    def cycle(state: supervised.State) -> supervised.State:
-      z_h, z_l = low_steps(state, config.num_low_steps)
-      return high(z_h, z_l), z_l
+    def cycle(carry: Carry) -> Carry:
+      return high(low_steps(carry, config.num_low_steps))
 
-    def last(state: supervised.State) -> supervised.State:
-      z_h, z_l = state
-      z_l = low(z_h, z_l)
-      return high(z_h, z_l), z_l
+    def last(carry: Carry) -> Carry:
+      z_h, fast = carry
+      return high((z_h, low(z_h, fast)))
 
-    state = driver.repeat(cycle, state, config.num_cycles - 1, kind=kind)
-    state = low_steps(state, config.num_low_steps - 1)
+    z_h, z_l = state
+    carry: Carry = (z_h, (z_l, keys))
+    carry = driver.repeat(cycle, carry, config.num_cycles - 1, kind=kind)
+    carry = low_steps(carry, config.num_low_steps - 1)
     last = remat.rematerialised(last, self.options.remat, prevent_cse=True)
-    return last(jax.lax.stop_gradient(state))
+    z_h, (z_l, _) = last(jax.lax.stop_gradient(carry))
+    return z_h, z_l
 
   __call__ = supervised.run
 

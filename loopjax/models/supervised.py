@@ -3,11 +3,17 @@
 Their states are tuples of `Config.num_states` arrays f32 [B, S, D], S = M + T;
 the first is read out. A model of these families has `ends` (`ends.Ends`) and
 
-  recurse(x, state, kind) -> state
+  recurse(x, state, kind, keys=None) -> state
 
 which computes one segment of supervision, with the paper's gradient, from the
 embedded inputs x, f32 [B, S, D]; `kind` says how its loops run, "scan" or
-"unroll". A family's file contains this method and its network.
+"unroll". Every application of a network ends with `moved`, which draws the
+noise on the path from the keys, [B]. A family's file contains this method and
+its network.
+
+With `start`, `damping` and `path_noise` they are Equilibrium Reasoners (arXiv
+2605.21488): trained from random starts and disturbed on the way, their states
+settle in the same answer, so more loops and more starts solve more.
 """
 
 import dataclasses
@@ -24,7 +30,7 @@ from loopjax.loop import driver, supervision
 from loopjax.losses import tokens as token_losses
 from loopjax.models import every_loop
 from loopjax.nn import block, linear, rope, shape
-from loopjax.nn.keys import by_example
+from loopjax.nn.keys import by_content, by_example
 from loopjax.nn.shape import Shape
 from loopjax.protocols import AnyTeacher, Family
 from loopjax.types import (
@@ -61,6 +67,11 @@ class Config:
     positions, rope_base: settings of the rotary embedding, see
       `rope.positions_after_memory`; "offset" is the papers'.
     exploration: see `loop.supervision.halts`.
+    start: initial states: "fixed" vectors, the same for all examples, or
+      "normal", drawn for each example, token and feature, also in evaluation.
+    damping: share d of the old state in the new one: d z + (1 - d) f(z) (EqR).
+    path_noise: standard deviation of the noise that training adds to the state
+      after every application of a network (EqR).
     token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
     precision: "float32" or "bfloat16", the dtype of matrix products.
 
@@ -78,6 +89,9 @@ class Config:
   positions: str = "offset"
   rope_base: float = 10_000.0
   exploration: float = 0.1
+  start: str = "fixed"
+  damping: float = 0.0
+  path_noise: float = 0.0
   token_loss: str = "stablemax"
   precision: str = "bfloat16"
   num_states: ClassVar[int]
@@ -88,14 +102,15 @@ class Config:
       "model",
       self,
       positions=rope.POSITIONS,
+      start=("fixed", "normal"),
       token_loss=token_losses.DISTRIBUTIONS,
       precision=PRECISIONS,
     )
     checks.at_least(
       "model", self, num_layers=1, num_loops=1, num_cycles=1,
-      num_memory_tokens=0, rope_base=1,
+      num_memory_tokens=0, rope_base=1, path_noise=0,
     )  # fmt: skip
-    checks.within("model", self, exploration="[0, 1]")
+    checks.within("model", self, exploration="[0, 1]", damping="[0, 1)")
     if self.positions == "none":
       checks.without_effect("model", self, "positions", "rope_base")
     self.block_shape()
@@ -116,15 +131,56 @@ def start(num_states: int, sizes: tuple[int, int, int]) -> State:
   """
   # No checkpoint stores them, so a user's choice of generator must not count.
   key = jax.random.key(0, impl="threefry2x32")
-  # A standard normal truncated at two has a standard deviation of 0.8796.
-  vectors = jax.random.truncated_normal(key, -2, 2, (num_states, sizes[2]))
-  vectors /= 0.87962566
+  vectors = _truncated(key, (num_states, sizes[2]))
   return tuple(jnp.broadcast_to(v[None, None], sizes) for v in vectors)
 
 
+def begun(config: Any, sizes: tuple[int, int, int], keys: Array) -> State:
+  """The initial states of examples, by `config.start`.
+
+  Args:
+    config: a `Config`.
+    sizes: (B, S, D).
+    keys: a random key for each example, [B].
+  """
+  if config.start == "fixed":
+    return start(config.num_states, sizes)
+  shape = (config.num_states, *sizes[1:])
+  drawn = jax.vmap(lambda key: _truncated(key, shape))(keys)
+  return tuple(drawn[:, i] for i in range(config.num_states))
+
+
+def _truncated(key: Array, shape: tuple[int, ...]) -> Array:
+  """Normal draws, truncated at two, whose standard deviation is one."""
+  # Truncation leaves a standard normal 0.8796.
+  return jax.random.truncated_normal(key, -2, 2, shape) / 0.87962566
+
+
+def moved(
+  config: Any, old: Array, new: Array, keys: Array | None
+) -> tuple[Array, Array | None]:
+  """The state after a network was applied, and the keys of the next time.
+
+  d old + (1 - d) new + b e (EqR), with the damping d, the noise b, and e
+  standard normal.
+
+  Args:
+    config: a `Config`.
+    old, new: the state before, and what the network makes of it, f32 [B, S, D].
+    keys: random keys, [B]; None for no noise.
+  """
+  if config.damping:
+    new = config.damping * old + (1 - config.damping) * new
+  if keys is None:
+    return new, None
+  pairs = jax.vmap(jax.random.split)(keys)
+  draw = jax.vmap(lambda key: jax.random.normal(key, old.shape[1:], old.dtype))
+  return new + config.path_noise * draw(pairs[:, 1]), pairs[:, 0]
+
+
 def last_with_gradient(
-  cycle: Callable[[State], State], state: State, num_cycles: int, kind: str
-) -> State:
+  cycle: Callable[[Any], Any], state: Any, num_cycles: int, kind: str
+) -> Any:
   """The state after several cycles; only the last has a gradient."""
   state = driver.repeat(cycle, state, num_cycles - 1, kind=kind)
   return cycle(jax.lax.stop_gradient(state))
@@ -137,6 +193,7 @@ def run(
   num_loops: int | None = None,
   kind: str | None = None,
   trace: tuple[str, ...] = (),
+  keys: Array | None = None,
 ) -> Output:
   """Predicts every token at once, after K segments from the initial state.
 
@@ -146,7 +203,9 @@ def run(
   i32, and "confidence", f32 [K, B, T], of its read-out; "margin", positive if
   the head halts, f32 [K, B]; "relative_change" of the state that is read out,
   f32 [K, B], see `every_loop.state`. The softmax of the output's logits is the
-  distribution of the training loss, for any `token_loss`.
+  distribution of the training loss, for any `token_loss`. With `start="normal"`
+  the initial state is drawn from `keys`, [B], or else from the example's
+  tokens, so that it is the same in any batch. There is no noise on the path.
   """
   chex.assert_shape(inputs, (None, model.spec.sequence_length))
   num_loops = checks.num_loops(model.config, num_loops)
@@ -169,7 +228,10 @@ def run(
       record |= linear.prediction_and_confidence(of_distribution(logits))
     return state, record
 
-  state = start(model.config.num_states, x.shape)
+  if keys is None:
+    same = jax.random.key(0, impl="threefry2x32")  # With any generator.
+    keys = by_content(same, inputs)
+  state = begun(model.config, x.shape, keys)
   state, records, steps_run = driver.run_loop(
     segment, state, num_loops, kind=kind
   )
@@ -219,10 +281,12 @@ def loss(
   del step, teacher  # No schedule, no teacher.
   config, kind = model.config, _inner(model.options.execution)
   carried = batch["carried"].by_example
-  fresh = start(config.num_states, carried.state[0].shape)
+  keys = by_example(key, batch)
+  fresh = begun(config, carried.state[0].shape, _folded(keys, 1))
   rows = supervision.refilled(carried, batch, fresh)
   x = model.ends.embed(rows.example["inputs"])
-  state = model.recurse(x, rows.state, kind)
+  noise = _folded(keys, 2) if config.path_noise else None
+  state = model.recurse(x, rows.state, kind, noise)
   logits, q = model.ends.read_out(state[0])
 
   targets, weights = rows.example["targets"], rows.example["weights"]
@@ -245,7 +309,7 @@ def loss(
     total += _HALT_WEIGHT * metrics["continue_loss"]
   wants = model.ends.margin(q) > 0
   halted = supervision.halts(
-    wants, steps, config.num_loops, config.exploration, by_example(key, batch)
+    wants, steps, config.num_loops, config.exploration, keys
   )
   next_rows = supervision.SupervisionState(state, steps, halted, rows.example)
   result: dict[str, Any] = {
@@ -256,6 +320,10 @@ def loss(
     "carried": Carried(by_example=next_rows),
   }
   return total, result
+
+
+def _folded(keys: Array, number: int) -> Array:
+  return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
 def _binary_cross_entropy(logits: Array, target: Array) -> Array:
@@ -301,6 +369,7 @@ def family(config_type: Any, model_type: Any, costs: Any) -> Family:
     costs=costs,
     traces=TRACES,
     headline=("segments",),
+    draws_state=lambda config: config.start == "normal",
     init_carried=init_carried,
     num_memory_tokens=lambda config: config.num_memory_tokens,
   )

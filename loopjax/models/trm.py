@@ -19,6 +19,8 @@ from loopjax.nn import attention, block, mlp, post_norm
 from loopjax.nn.shape import Shape
 from loopjax.types import PRECISIONS, Array, LoopOptions, TaskSpec
 
+Carry = tuple[supervised.State, Array | None]  # The state, and keys of noise.
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(supervised.Config):
@@ -94,7 +96,11 @@ class Model(nnx.Module):
     self.layers = nnx.List([layer() for _ in range(config.num_layers)])
 
   def recurse(
-    self, x: Array, state: supervised.State, kind: str
+    self,
+    x: Array,
+    state: supervised.State,
+    kind: str,
+    keys: Array | None = None,
   ) -> supervised.State:
     """Deep recursion (figure 3) on the answer and the latent state (y, z).
 
@@ -105,20 +111,27 @@ class Model(nnx.Module):
     def net(h: Array) -> Array:
       return post_norm.run_layers(self.layers, h, metadata)
 
-    def latent_recursion(state: supervised.State) -> supervised.State:
-      y, z = state
-      z = driver.repeat(  # z <- net(x, y, z), n times.
-        lambda z: net(z + y + x),
-        z,
+    def latent_recursion(carry: Carry) -> Carry:
+      (y, z), keys = carry
+
+      def improved(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        z, keys = carry
+        return supervised.moved(config, z, net(z + y + x), keys)
+
+      z, keys = driver.repeat(  # z <- net(x, y, z), n times.
+        improved,
+        (z, keys),
         config.num_latent_steps,
         kind=kind,
         remat=self.options.remat,
       )
-      return net(y + z), z  # y <- net(y, z).
+      y, keys = supervised.moved(config, y, net(y + z), keys)  # y <- net(y, z).
+      return (y, z), keys
 
-    return supervised.last_with_gradient(
-      latent_recursion, state, config.num_cycles, kind
+    state, _ = supervised.last_with_gradient(
+      latent_recursion, (state, keys), config.num_cycles, kind
     )
+    return state
 
   __call__ = supervised.run
 

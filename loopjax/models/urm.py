@@ -21,6 +21,8 @@ from loopjax.types import PRECISIONS, Array, LoopOptions, Precision, TaskSpec
 # Tokens that the convolution sees: the one before, and its own.
 CONVOLUTION_WIDTH = 2
 
+Carry = tuple[Array, Array | None]  # The state, and keys of noise.
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(supervised.Config):
@@ -92,7 +94,11 @@ class Model(nnx.Module):
     )
 
   def recurse(
-    self, x: Array, state: supervised.State, kind: str
+    self,
+    x: Array,
+    state: supervised.State,
+    kind: str,
+    keys: Array | None = None,
   ) -> supervised.State:
     """Cycles of inner steps on the state (h,), the last with a gradient.
 
@@ -100,21 +106,25 @@ class Model(nnx.Module):
     """
     config, metadata = self.config, ends.attention_metadata(self)
 
-    def inner_step(h: Array) -> Array:
-      return post_norm.run_layers(self.layers, h + x, metadata)
+    def inner_step(carry: Carry) -> Carry:
+      h, keys = carry
+      new = post_norm.run_layers(self.layers, h + x, metadata)
+      return supervised.moved(config, h, new, keys)
 
-    def cycle(state: supervised.State) -> supervised.State:
-      (h,) = state
-      h = driver.repeat(
+    def cycle(carry: Carry) -> Carry:
+      return driver.repeat(
         inner_step,
-        h,
+        carry,
         config.num_inner_steps,
         kind=kind,
         remat=self.options.remat,
       )
-      return (h,)
 
-    return supervised.last_with_gradient(cycle, state, config.num_cycles, kind)
+    (h,) = state
+    h, _ = supervised.last_with_gradient(
+      cycle, (h, keys), config.num_cycles, kind
+    )
+    return (h,)
 
   __call__ = supervised.run
 

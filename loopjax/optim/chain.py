@@ -18,15 +18,16 @@ from loopjax.types import Array
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """AdamW, or Muon together with AdamW.
+  """AdamW, Adam-atan2, or Muon together with AdamW.
 
   AdamW's defaults are UTM's (section 4.1 and the authors' code). Muon's rate is
   from "Language Models Need Sleep" (arXiv 2605.26099) for automata and Depo,
   with `learning_rate` 5e-5; `b2` is 0.95 in the recipe cited there.
 
   Attributes:
-    name: "adamw" for all parameters, or "muon" for the hidden matrices and
-      AdamW for the others, see `loopjax.optim.parameters`.
+    name: "adamw" for all parameters; "adam_atan2", AdamW without an epsilon,
+      see `scale_by_adam_atan2`; or "muon" for the hidden matrices and AdamW for
+      the others, see `loopjax.optim.parameters`.
     learning_rate: AdamW's peak.
     final_learning_rate: AdamW's rate at the last step.
     muon_learning_rate: Muon's peak; its schedule is proportional to AdamW's.
@@ -87,7 +88,7 @@ class Config:
     checks.one_of(
       "optim",
       self,
-      name=("adamw", "muon"),
+      name=("adamw", "adam_atan2", "muon"),
       schedule=("cosine", "linear", "constant", "wsd"),
       decay=parameters.DECAYS,
     )
@@ -134,6 +135,7 @@ class Config:
     for field, value, idle in (
       ("lora_rank", 0, ("lora_alpha", "lora_targets", "lora_whole")),
       ("name", "adamw", ("muon_learning_rate", "muon_momentum")),
+      ("name", "adam_atan2", ("muon_learning_rate", "muon_momentum", "eps")),
       ("schedule", "constant", ("final_learning_rate", "cooldown_fraction")),
       ("schedule", "cosine", ("cooldown_fraction",)),
       ("schedule", "linear", ("cooldown_fraction",)),
@@ -273,10 +275,35 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
   )
 
 
+def scale_by_adam_atan2(b1: float, b2: float) -> optax.GradientTransformation:
+  """Adam's direction m / sqrt(v) as atan2(m, sqrt(v)), within pi / 2.
+
+  Without an epsilon, so the update does not depend on the scale of the gradient
+  (Adam-atan2: K. Everett et al., arXiv 2407.05872, section 4.3). m and v are
+  Adam's means, corrected for their start.
+
+  Args:
+    b1, b2: decays of the means.
+  """
+  adam = optax.scale_by_adam(b1, b2)
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    _, state = adam.update(updates, state, params)
+    first = optax.tree.bias_correction(state.mu, b1, state.count)
+    second = optax.tree.bias_correction(state.nu, b2, state.count)
+    return jax.tree.map(_arctan_of_ratio, first, second), state
+
+  return optax.GradientTransformation(adam.init, update)
+
+
+def _arctan_of_ratio(first: Array, second: Array) -> Array:
+  return jnp.arctan2(first, jnp.sqrt(second))
+
+
 def make_optimizer(
   config: Config, num_steps: int
 ) -> optax.GradientTransformation:
-  """Clips by global norm, then AdamW, or Muon and AdamW by parameter."""
+  """Clips by global norm, then the optimizer of each parameter."""
   schedule = make_schedule(config, num_steps)
 
   def mask(params: Any) -> Any:
@@ -290,6 +317,12 @@ def make_optimizer(
     weight_decay=config.weight_decay,
     mask=mask,
   )
+  if config.name == "adam_atan2":
+    tx = optax.chain(
+      scale_by_adam_atan2(config.b1, config.b2),
+      optax.add_decayed_weights(config.weight_decay, mask),
+      optax.scale_by_learning_rate(schedule),
+    )
   if config.name == "muon":
     ratio = config.muon_learning_rate / config.learning_rate
     matrices = optax.chain(

@@ -156,6 +156,17 @@ PAPERS = {
     "optim.ema_decay": 0.999, "model.mixer": "mlp", "model.num_loops": 16,
     "model.num_cycles": 3, "model.num_latent_steps": 6,
   },
+  # 50,000 steps of 768; TRM's model and rates.
+  "sudoku_eqr": {
+    "run.num_steps": 50_000, "run.batch_size": 768,
+    "task.num_train_puzzles": 1000, "optim.name": "adam_atan2",
+    "optim.learning_rate": 1e-4, "optim.warmup_steps": 2000,
+    "optim.weight_decay": 1.0, "optim.b1": 0.9, "optim.b2": 0.95,
+    "optim.ema_decay": 0.999, "model.mixer": "mlp", "model.num_loops": 16,
+    "model.num_cycles": 3, "model.num_latent_steps": 6,
+    "model.start": "normal", "model.damping": 0.05, "model.path_noise": 0.01,
+    "model.token_loss": "stablemax", "model.exploration": 0.1,
+  },
   "maze_trm": {
     "run.num_steps": 65_104, "run.batch_size": 768, "task.size": 30,
     "task.num_train_mazes": 1000, "optim.learning_rate": 1e-4,

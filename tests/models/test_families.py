@@ -140,6 +140,7 @@ VALUES = {
   "num_low_steps": (3,), "num_inner_steps": (3,), "mixer": ("mlp",),
   "token_mlp_width": (3,), "num_cycles": (3,),
   "num_latent_steps": (3,), "exploration": (0.3,), "token_loss": ("softmax",),
+  "start": ("normal",), "damping": (0.3,), "path_noise": (0.5,),
 }  # fmt: skip
 # What has to be set for all others to matter.
 MATTER = {
@@ -161,6 +162,12 @@ MATTERS_WITH = {
   },
   ("trm", "mixer"): {"num_heads": 8},
   ("trm", "token_mlp_width"): {"mixer": "mlp", "num_heads": 8},
+}
+
+# Those that can draw the state before the first loop, and how.
+RANDOM = {
+  "recurrent": {"state": "normal"},
+  **{name: {"start": "normal"} for name in ("hrm", "trm", "urm")},
 }
 
 
@@ -302,12 +309,11 @@ def test_while_and_more_loops_than_trained_go_the_same_way(name):
 @crossing("name", FAMILIES)
 def test_a_start_of_a_row_is_the_same_in_any_batch(name):
   """Noise on the embedded tokens; each start has its own."""
-  config = config_of(name)
-  options = starts.Starts(4, 0.5, "confidence", 0, False, None, ())
-  if name == "recurrent":
-    config = config_of(name, state="normal")
-    options = options._replace(noise=0.0, draws_state=True)
-    assert MODELS[name].draws_state(config)
+  config = config_of(name, **RANDOM.get(name, {}))
+  draws_state = MODELS[name].draws_state
+  assert (name in RANDOM) == bool(draws_state and draws_state(config))
+  noise = 0.0 if name in RANDOM else 0.5
+  options = starts.Starts(4, noise, "confidence", 0, name in RANDOM, None, ())
 
   @without_rounding
   def logits(params, inputs, number):

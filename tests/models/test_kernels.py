@@ -261,7 +261,8 @@ def scales():
 # What no kernel sees, for the time that tracing takes.
 FEW = {"num_loops": 2, "num_with_gradient": 1}
 # Why presets take no kernels, whatever their precision.
-WITHOUT = {"sudoku_trm": "no effect with model.mixer='mlp'"}
+NO_ATTENTION = "no effect with model.mixer='mlp'"
+WITHOUT = {"sudoku_trm": NO_ATTENTION, "sudoku_eqr": NO_ATTENTION}
 OF_FLOAT32 = "(16-bit|bfloat16) inputs"
 
 

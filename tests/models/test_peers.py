@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import model_examples as examples
 import numpy as np
+import numpy_layers
 import pytest
 from in_float64 import without_rounding
 from tests_support import ROOT, crossing, long_case, strict_dtypes
@@ -197,6 +198,107 @@ def test_a_forward_pass_is_segments_in_a_row(name):
   np.testing.assert_allclose(margin[0], wants, atol=1e-4)
   steps = np.where(margin[0] > 0, 1, 2)
   np.testing.assert_array_equal(output.stats["halt_steps"], steps)
+
+
+def rooted(x, axis=-1):
+  """x of unit mean square, as after each branch of the block."""
+  return x / np.sqrt(np.mean(x**2, axis=axis, keepdims=True) + 1e-5)
+
+
+def network_of(layers):
+  """TRM's network in NumPy: post-norm attention and MLP, of a row [S, D]."""
+
+  def turned(x):
+    return [numpy_layers.rotated(x[t], t, 10_000.0) for t in range(len(x))]
+
+  def mixed(h, params):
+    query, key, value = (
+      (h @ params[name]["kernel"]).reshape(len(h), 2, -1)
+      for name in ("query", "key", "value")
+    )
+    rows = [*zip(turned(key), value, strict=True)]
+    found = [numpy_layers.attended(q, rows) for q in turned(query)]
+    return np.reshape(found, h.shape) @ params["output"]["kernel"]
+
+  def network(h):
+    for layer in layers:
+      h = rooted(h + mixed(h, layer["mixer"]))
+      h = rooted(h + numpy_layers.swiglu(h, layer["mlp"]))
+    return h
+
+  return network
+
+
+@pytest.mark.parametrize("start", ["normal", long_case("fixed")])
+def test_an_equilibrium_reasoner_is_its_formulas(start):
+  """Random start, damping and noise on the path, of a training step of TRM."""
+  family, config = model_of(
+    "trm_attention", start=start, damping=0.3, path_noise=0.2
+  )
+  params = params_of("trm_attention")
+  batch = {name: x[0] for name, x in data().items()}
+  carried = family.init_carried(config, SPEC, 2)
+
+  @without_rounding
+  def loss(params, batch, carried):
+    model = examples.merged(family, config, SPEC, params)
+    batch = {**batch, "carried": carried}
+    step = jnp.zeros((), jnp.int32)
+    total, metrics = family.loss(model, batch, jax.random.key(3), step, None)
+    return total, metrics["carried"].by_example.state
+
+  total, states = loss(params, batch, carried)
+  plain = numpy_layers.in_float64(params)
+  ends, layers = plain["ends"], plain["layers"]
+  network = network_of([layers[name] for name in sorted(layers)])
+  expected = []
+  constant = without_rounding(lambda: supervised.start(2, (1, 9, 8)))
+  normal = without_rounding(lambda key: jax.random.normal(key, (9, 8)))
+  drawn = without_rounding(
+    lambda key: jax.random.truncated_normal(key, -2, 2, (2, 9, 8))
+  )
+  for row in range(2):
+    key = jax.random.fold_in(jax.random.key(3), row)
+    begin, path = (jax.random.fold_in(key, i) for i in (1, 2))
+    table = ends["token_embedding"]["embedding"]
+    x = np.zeros((3 + 6, 8))
+    x[0], x[3:] = ends["puzzle_vector"], table[batch["inputs"][row]]
+    x *= 8**0.5
+    if start == "normal":
+      y, z = drawn(begin) / 0.87962566
+    else:
+      y, z = (v[0] for v in constant())
+    for _ in range(config.num_cycles):
+      for step in range(config.num_latent_steps + 1):
+        path, now = jax.random.split(path)
+        noise = 0.2 * normal(now)
+        if step < config.num_latent_steps:
+          z = 0.3 * z + 0.7 * network(z + y + x) + noise
+        else:
+          y = 0.3 * y + 0.7 * network(y + z) + noise
+    np.testing.assert_allclose(states[0][row], y, atol=1e-6)
+    np.testing.assert_allclose(states[1][row], z, atol=1e-6)
+    chances = stablemax_of(y[3:] @ ends["head"]["kernel"])
+    targets = batch["targets"][row]
+    loss_of_row = -np.mean(np.log(chances[np.arange(6), targets]))
+    q = (y[0] @ ends["halt_head"]["kernel"] + ends["halt_head"]["bias"])[0]
+    sign = 1 if (chances.argmax(-1) == targets).all() else -1
+    expected.append(loss_of_row + 0.5 * np.log1p(np.exp(-sign * q)))
+  np.testing.assert_allclose(total, np.mean(expected), rtol=1e-6)
+
+
+@crossing("name", NAMES)
+def test_random_states_are_those_of_the_example(name):
+  """In evaluation: alone or in a batch; others in another start."""
+  family, config = model_of(name, start="normal")
+  call = family, config, SPEC
+  inputs = data(rows=3)["inputs"][0]
+  whole = examples.run(*call, inputs, exact=True).logits
+  alone = examples.run(*call, inputs[1:2], exact=True).logits
+  np.testing.assert_allclose(whole[1:2], alone, atol=1e-8)
+  keys = jax.random.split(jax.random.key(5), 3)
+  other = examples.run(*call, inputs, keys=keys, exact=True).logits
+  assert np.abs(other - whole).max() > 1e-3
 
 
 def test_pytorch_still_says_so():

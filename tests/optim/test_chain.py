@@ -154,7 +154,7 @@ def test_a_step_without_gradient_decays_what_the_mask_says(decay):
     ({"schedule": "step"}, "schedule='step'"),
     ({"ema_decay": 1.0}, "ema_decay"),
     ({"weight_decay": -1.0}, "weight_decay"),
-    ({"name": "sgd"}, "optim.name='sgd' is not one of adamw, muon"),
+    ({"name": "sgd"}, "optim.name='sgd' is not one of adamw, adam_atan2, muon"),
     ({"muon_learning_rate": 0.1}, "no effect while optim.name='adamw'"),
     ({"muon_momentum": 0.9}, "no effect while optim.name='adamw'"),
     ({"name": "muon", "muon_learning_rate": 0.0}, "muon_learning_rate=0.0"),
@@ -273,3 +273,33 @@ def test_a_pattern_that_freezes_nothing_or_all_is_named(pattern, message):
   }
   with pytest.raises(UserError, match=message):
     chain.make_optimizer(chain.Config(frozen=pattern), 2000).init(params)
+
+
+def test_adam_atan2_is_its_definition():
+  """Means corrected for their start, their arctangent, and decay."""
+  config = chain.Config(
+    name="adam_atan2", learning_rate=0.1, schedule="constant", warmup_steps=0,
+    b1=0.8, b2=0.9, weight_decay=0.5, clip_norm=0.0,
+  )  # fmt: skip
+  random = np.random.default_rng(0)
+  start, gradients = random.normal(size=3), random.normal(size=(4, 3))
+  gradients[:, 2] = 0.0  # No direction, and no division by zero.
+  tx = chain.make_optimizer(config, 10)
+
+  def trained(scale):
+    params = {"puzzle_vector": jnp.asarray(start, jnp.float32)}
+    state = tx.init(params)
+    for gradient in gradients:
+      updates = {"puzzle_vector": jnp.asarray(scale * gradient, jnp.float32)}
+      updates, state = tx.update(updates, state, params)
+      params = optax.apply_updates(params, updates)
+    return params["puzzle_vector"]
+
+  wanted, m, v = start.copy(), np.zeros(3), np.zeros(3)
+  for step, gradient in enumerate(gradients, 1):
+    m = 0.8 * m + 0.2 * gradient
+    v = 0.9 * v + 0.1 * gradient**2
+    direction = np.arctan2(m / (1 - 0.8**step), np.sqrt(v / (1 - 0.9**step)))
+    wanted -= 0.1 * (direction + 0.5 * wanted)
+  np.testing.assert_allclose(trained(1.0), wanted, rtol=1e-5)
+  np.testing.assert_allclose(trained(1e-9), wanted, rtol=1e-5)
