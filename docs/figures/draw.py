@@ -79,6 +79,51 @@ def more_loops(name: str, file: str) -> None:
   draw.save(figure, HERE / f"{name}.png")
 
 
+def more_starts(name: str, file: str) -> None:
+  """Draws the share of puzzles solved over seconds of thinking about each."""
+  rows = np.array(table(file, "| starts | seconds, 16 loops"), float)
+  figure = draw.new(6.4, 3.2)
+  axes = figure.subplots()
+  for place, (label, seconds, solved) in enumerate(
+    (
+      ("test, 24 loops", 3, 4),
+      ("test, 16 loops", 1, 2),
+      ("public hard puzzles, 24 loops", 3, 5),
+    )
+  ):
+    axes.plot(
+      rows[:, seconds],
+      rows[:, solved],
+      color=draw.PALETTE[place],
+      marker="o",
+      ms=3,
+      label=label,
+    )
+  for row in rows[::2]:
+    axes.annotate(
+      f"{row[0]:.0f}", (row[3], row[4]), (0, 5), textcoords="offset points",
+      ha="center", fontsize=8, color=draw.PALETTE[0],
+    )  # fmt: skip
+  (plain,) = table(file, "| 1,024 test puzzles")[2:3]
+  axes.axhline(
+    float(plain[1].split()[0]),
+    color=draw.GREY,
+    linestyle=":",
+    label="test, one start without noise, 64 loops",
+  )
+  axes.set_xscale("log")
+  axes.set_xticks([0.003, 0.01, 0.03, 0.1], ["0.003", "0.01", "0.03", "0.1"])
+  axes.set_ylim(0, 1.05)
+  draw.tidy(
+    axes,
+    "9x9 Sudoku, solved by 1 to 64 starts",
+    "seconds of one core per puzzle",
+    "",
+  )
+  axes.legend(frameon=False, fontsize=9, loc="lower right")
+  draw.save(figure, HERE / f"{name}.png")
+
+
 def passes_label(number: int) -> str:
   """The label of models with this many passes."""
   return f"{number} pass{'es' * (number > 1)}"
@@ -199,6 +244,7 @@ def main() -> None:
   """Draws all."""
   board("sudoku_nine", "sudoku_nine")
   more_loops("more_loops", "sudoku_six.runs.json")
+  more_starts("more_starts", "2026-11-28_cpu_2cores_more_starts.md")
   equal_time(
     "sleep_equal_time",
     ("rule_110_steps.runs.json", "rule_110_equal_time.runs.json"),
