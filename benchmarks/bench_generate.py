@@ -216,7 +216,7 @@ def steps():
           start = time.process_time()
           state, _ = jax.block_until_ready(
             engine._programs.decode(
-              params, state, everyone, num_top=0, span=span, depth=depth
+              params, state, everyone, np.bool_(False), span=span, depth=depth
             )
           )
           found.append(time.process_time() - start)

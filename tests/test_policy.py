@@ -30,8 +30,8 @@ LAYERS = (
   ("models", "data"), ("config",), ("program",), ("train",), ("commands",),
   ("hub",), ("saved",), ("generate",), ("analysis",),
   ("report", "sweep"),
-  ("main", "eval", "fit", "library", "play", "serve", "zoo"),
-  ("score",), ("__main__",),
+  ("main", "eval", "fit", "library", "play", "zoo"),
+  ("score", "serve"), ("__main__",),
 )  # fmt: skip
 
 

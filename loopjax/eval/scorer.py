@@ -16,6 +16,7 @@ import tqdm
 from flax import nnx
 
 from loopjax.errors import UserError
+from loopjax.kernels.vocabulary import MASKED_LOGIT, product
 from loopjax.losses.tokens import token_scores
 from loopjax.saved.language_model import LanguageModel
 from loopjax.types import PRECISIONS, Array
@@ -134,12 +135,15 @@ class Score(NamedTuple):
       fit.
     num_parts: number of windows that scored the continuation; several if it is
       longer than the context length.
+    top: (ids, log-probabilities), [n, k] each, of the most likely tokens in the
+      place of each token, as many as the scorer reports.
   """
 
   log_probs: np.ndarray
   greedy: np.ndarray
   num_cut: int = 0
   num_parts: int = 1
+  top: tuple[np.ndarray, np.ndarray] | None = None
 
   @property
   def log_likelihood(self) -> float:
@@ -161,19 +165,27 @@ class Scorer:
   """
 
   def __init__(
-    self, language_model: LanguageModel, batch_tokens: int = BATCH_TOKENS
+    self,
+    language_model: LanguageModel,
+    batch_tokens: int = BATCH_TOKENS,
+    num_top: int = 0,
   ):
     """Compiles nothing yet: each batch shape is compiled at its first use.
 
     Args:
       language_model: the model.
       batch_tokens: maximum tokens of a batch.
+      num_top: how many of the most likely tokens are reported for each scored
+        one.
     """
     self.language_model, self._batch_tokens = language_model, batch_tokens
     self.num_tokens = self.num_padding = 0
     self._run = jax.jit(
       functools.partial(
-        score_tokens, graphdef=language_model.graphdef, call=language_model.call
+        score_tokens,
+        graphdef=language_model.graphdef,
+        call=language_model.call,
+        num_top=num_top,
       )
     )
 
@@ -196,13 +208,15 @@ class Scorer:
     scores, start = [], 0
     for request, part in zip(requests, parts, strict=True):
       stop = start + len(part)
-      log_probs, greedy = (
-        np.concatenate([by_window[i][kind] for i in range(start, stop)])
-        for kind in range(2)
+      log_probs, greedy, *top = (
+        np.concatenate(x)
+        for x in zip(*(by_window[i] for i in range(start, stop)), strict=True)
       )
       total = len(request.context) + len(request.continuation)
       read = len(part[0].tokens) + sum(one.num_scored for one in part[1:])
-      scores.append(Score(log_probs, greedy, total - read, len(part)))
+      scores.append(
+        Score(log_probs, greedy, total - read, len(part), (top[0], top[1]))
+      )
       start = stop
     self._check(requests, scores)
     return scores
@@ -230,15 +244,15 @@ class Scorer:
 
   def _by_window(
     self, planned: Sequence[WindowBatch], windows: Sequence[ScoringWindow]
-  ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """(log-probabilities, greedy) of the scored tokens of each window."""
+  ) -> dict[int, list[np.ndarray]]:
+    """What `score_tokens` returns, of the scored tokens of each window."""
     scores = {}
     for batch, result in self._results(planned, windows):
-      log_probs, greedy = (np.asarray(array) for array in result)
+      arrays = [np.asarray(array) for array in result]
       ends = np.cumsum([windows[i].num_scored for i in batch.members])
       for member, end in zip(batch.members, ends.tolist(), strict=True):
         span = slice(end - windows[member].num_scored, end)
-        scores[member] = log_probs[span], greedy[span]
+        scores[member] = [array[span] for array in arrays]
     return scores
 
   def _results(
@@ -246,7 +260,8 @@ class Scorer:
   ) -> Iterator[tuple[WindowBatch, Any]]:
     """Yields batches with results, while the device computes the next batch."""
     running: list[tuple[WindowBatch, Any]] = []
-    progress = tqdm.tqdm(planned, unit="batch", disable=None, leave=False)
+    is_one = len(planned) == 1 or None  # None: not at a terminal.
+    progress = tqdm.tqdm(planned, unit="batch", disable=is_one, leave=False)
     for batch in progress:
       members = [windows[i] for i in batch.members]
       arrays = arrays_of(members, batch, self.language_model.tokenizer.padding)
@@ -289,8 +304,9 @@ def score_tokens(
   *,
   graphdef: nnx.GraphDef,
   call: dict[str, Any],
-) -> tuple[Array, Array]:
-  """Log-probabilities of tokens, and whether each is the most likely one.
+  num_top: int,
+) -> tuple[Array, Array, Array, Array]:
+  """Log-probabilities of tokens, and the most likely tokens.
 
   Args:
     inputs: i32 [B, T].
@@ -299,9 +315,13 @@ def score_tokens(
     targets: i32 [N].
     num: i32 scalar, number of targets to score; the rest is padding.
     call: keyword arguments of the model's call.
+    num_top: k, number of the most likely tokens to return; all if there are
+      fewer.
 
   Returns:
-    f32 [N] in nats, and bool [N]; zero and False for padding.
+    f32 [N] in nats, bool [N], whether each token is the most likely one, i32
+    [N, k] and f32 [N, k], the most likely tokens and their log-probabilities,
+    in descending order; zeros for padding.
   """
   model: Any = nnx.merge(graphdef, params)
   padding = model.spec.num_padding_tokens
@@ -311,23 +331,42 @@ def score_tokens(
   table = model.readout_table().astype(compute)
   size = min(_CHUNK, len(hidden))
 
-  def step(chunk: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+  num_tokens = model.spec.num_tokens
+  num_top = min(num_top, num_tokens)
+  is_real = jnp.arange(len(table)) < num_tokens
+
+  def most_likely(hidden: Array) -> tuple[Array, Array]:
+    if not num_top:
+      empty = jnp.zeros((len(hidden), 0))
+      return empty.astype(jnp.int32), empty
+    logits = product("td,vd->tv", hidden, table).astype(jnp.float32)
+    scores = jax.nn.log_softmax(jnp.where(is_real, logits, MASKED_LOGIT))
+    values, ids = jax.lax.top_k(scores, num_top)
+    return ids, values
+
+  def step(chunk: Array, carry: Any) -> Any:
     first = chunk * size
     chunk_places = jax.lax.dynamic_slice(places, (first,), (size,))
     chunk_targets = jax.lax.dynamic_slice(targets, (first,), (size,))
+    states = hidden[chunk_places]
     losses, best = token_scores(
-      hidden[chunk_places], table, chunk_targets, num_padding_tokens=padding
+      states, table, chunk_targets, num_padding_tokens=padding
     )
     counts = first + jnp.arange(size) < num
     new = (
       jnp.where(counts, -losses.astype(jnp.float32), 0),
       (best == chunk_targets) & counts,
+      *most_likely(states),
     )
-    log_probs, greedy = (
-      jax.lax.dynamic_update_slice(old, part, (first,))
+    return tuple(
+      jax.lax.dynamic_update_slice_in_dim(old, part, first, axis=0)
       for old, part in zip(carry, new, strict=True)
     )
-    return log_probs, greedy
 
-  start = jnp.zeros(targets.shape, jnp.float32), jnp.zeros(targets.shape, bool)
+  start = (
+    jnp.zeros(targets.shape, jnp.float32),
+    jnp.zeros(targets.shape, bool),
+    jnp.zeros((len(targets), num_top), jnp.int32),
+    jnp.zeros((len(targets), num_top), jnp.float32),
+  )
   return jax.lax.fori_loop(0, (num + size - 1) // size, step, start)

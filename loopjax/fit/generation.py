@@ -17,9 +17,9 @@ from loopjax.fit import measure
 from loopjax.fit.measure import Attempt
 from loopjax.fit.report import size
 from loopjax.fit.topology import Machine
-from loopjax.generate import batches, engine
+from loopjax.generate import batching, engine
 from loopjax.generate.programs import cached_model as cached_model_lib
-from loopjax.generate.programs import program, sizes, slots
+from loopjax.generate.programs import program, slots
 from loopjax.program import tree_size
 
 
@@ -100,7 +100,7 @@ def model_of(
     platform=chip.platform,
   )
   spec = settings.spec
-  *_, prompt_chunk = sizes.prompt_chunks(
+  *_, prompt_chunk = batching.chunk_sizes(
     reading, settings.model, spec, engine.PROMPT_CHUNK, sys.maxsize
   )
   params = jax.tree.map(stored, params)
@@ -128,22 +128,23 @@ def measured(
     cached_model, model.params, engine.TOKENS_PER_DISPATCH
   )
   rows = np.arange(num_texts, dtype=np.int32)
-  chunks = batches.prompt_chunks(  # Only shapes matter.
+  chunks = batching.prompt_chunks(  # Only shapes matter.
     {},
     min(num_texts, engine.MAX_PREFILLS),
     min(model.prompt_chunk, max_tokens),
     num_slots=num_texts,
     num_loops=cached_model.num_loops,
   )
-  shared: dict[str, Any] = {"num_top": 0, "span": max_tokens}
+  has_top = _placed(model, np.bool_(False))
+  shared: dict[str, Any] = {"span": max_tokens}
   with jax.sharding.use_abstract_mesh(_of_chip(machine)):
     lowered = (
       programs.decode.lower(
-        decoding_params, state, _placed(model, rows), **shared,
+        decoding_params, state, _placed(model, rows), has_top, **shared,
         depth=slots.LOOPS,
       ),
       programs.prefill.lower(
-        model.params, state, _placed(model, chunks), **shared
+        model.params, state, _placed(model, chunks), has_top, **shared
       ),
     )  # fmt: skip
   state_bytes = tree_size.num_bytes((model.params, state))

@@ -6,18 +6,19 @@ They do not depend on the other requests, except for the rounding of sums.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 from flax import nnx
 
 from loopjax import checks
 from loopjax.errors import UserError
-from loopjax.generate import batches, limits
+from loopjax.generate import batching
 from loopjax.generate import prefixes as prefixes_lib
-from loopjax.generate.programs import program, sizes
+from loopjax.generate.programs import program
 from loopjax.generate.programs import slots as slots_lib
 from loopjax.generate.programs.cached_model import (
   CachedModel,
@@ -26,7 +27,7 @@ from loopjax.generate.programs.cached_model import (
 from loopjax.generate.requests import GeneratedToken as GeneratedToken
 from loopjax.generate.requests import GenerationRequest as GenerationRequest
 from loopjax.generate.sampling import Sampling as Sampling
-from loopjax.generate.scheduler import BySlot, Scheduler, num_top
+from loopjax.generate.scheduler import BySlot, RunningSequence, Scheduler
 from loopjax.protocols import Family, Reading
 
 MAX_PREFILLS = 4  # Prompts per prefill, which copies their rows of the cache.
@@ -80,7 +81,7 @@ class Engine:
       exit_kept: one of `exits.KEPT`, what the cache keeps of skipped loops.
       tokens_per_dispatch: see the attribute.
       prompt_chunk: maximum number of tokens of a prompt that are read at once,
-        see `sizes.prompt_chunks`.
+        see `batching.chunk_sizes`.
       prefix_mib: MiB of memory for beginnings of prompts, see `prefixes`.
 
     Raises:
@@ -111,7 +112,7 @@ class Engine:
       next(iter(devices)).platform,
     )
     cached_model.check(config)
-    self.limits = limits.of_model(cached_model, model, params)
+    self.limits = batching.limits_of(cached_model, model, params)
     empty_state = functools.partial(
       slots_lib.empty_state,
       model=cached_model,
@@ -126,10 +127,10 @@ class Engine:
     self._programs, self._writer_params = program.of_params(
       cached_model, self._params, tokens_per_dispatch
     )
-    self.chunk_sizes = sizes.prompt_chunks(
+    self.chunk_sizes = batching.chunk_sizes(
       reading, config, spec, prompt_chunk, max_tokens
     )
-    self.group_sizes = sizes.powers(1, min(num_slots, MAX_PREFILLS), 2)
+    self.group_sizes = batching.powers(1, min(num_slots, MAX_PREFILLS), 2)
     self.row_sizes = self.limits.row_sizes(num_slots)
     self.tokens_per_dispatch = tokens_per_dispatch
     self._scheduler = Scheduler(num_slots)
@@ -189,16 +190,76 @@ class Engine:
           tokens[token.request_id].append(token)
     return list(tokens.values())
 
-  def write_nothing(self, size: int, **options: Any) -> None:
-    """Runs a decoding program without any sequence.
+  def compile(self, *, prefill_loops: bool = False) -> int:
+    """Runs all programs once, without any sequence; there must be no requests.
+
+    Afterwards no request compiles anything, unless it is the first one with
+    `prefill_loops` and these were not asked for. Shows the progress at a
+    terminal.
 
     Args:
-      size: one of `row_sizes`.
-      options: arguments of `decode`.
+      prefill_loops: also the programs that prefill with fewer loops.
+
+    Returns:
+      The number of programs.
     """
-    rows = np.full(size, self.num_slots, np.int32)
-    self._state, _ = self._programs.decode(
-      self._writer_params, self._state, rows, **options
+    assert self.idle
+    calls = [*self._prefills(prefill_loops), *self._decodes()]
+    if self.prefixes:
+      load = self.prefixes.compile
+      calls += [
+        functools.partial(load, size=size) for size in self.prefixes.sizes
+      ]
+    for call in tqdm.tqdm(
+      calls, "compiling", unit="program", disable=None, leave=False
+    ):
+      self._state = jax.block_until_ready(call(self._state))
+    return len(calls)
+
+  def _prefills(self, fewer_loops: bool) -> Iterator[Callable[[Any], Any]]:
+    """The programs that read prompts, without prompts: state -> state."""
+
+    def run(state: Any, chunks: Any, span: int | None) -> Any:
+      return self._programs.prefill(
+        self._params, state, chunks, np.bool_(False), span=span
+      )[0]
+
+    for length in self.chunk_sizes:
+      for group in self.group_sizes:
+        chunks = self._chunks({}, group, length)
+        loops: list[np.ndarray | None] = [None]
+        if fewer_loops:
+          loops.append(np.zeros(group, np.int32))
+        for num_loops in loops:
+          for span in dict.fromkeys((self.limits.span(length), None)):
+            yield functools.partial(
+              run, chunks=chunks._replace(num_loops=num_loops), span=span
+            )
+
+  def _decodes(self) -> Iterator[Callable[[Any], Any]]:
+    """The programs that write tokens, without sequences: state -> state."""
+
+    def run(state: Any, rows: Any, **options: Any) -> Any:
+      return self._programs.decode(
+        self._writer_params, state, rows, np.bool_(False), **options
+      )[0]
+
+    for size in self.row_sizes:
+      rows = np.full(size, self.num_slots, np.int32)
+      for span in self.limits.spans:
+        for depth in self.limits.depths(size):
+          yield functools.partial(run, rows=rows, span=span, depth=depth)
+
+  def _chunks(
+    self, sequences: BySlot, group: int, length: int
+  ) -> slots_lib.PromptChunks:
+    """The next tokens of prompts in the format of `prefill`."""
+    return batching.prompt_chunks(
+      sequences,
+      group,
+      length,
+      num_slots=self.num_slots,
+      num_loops=self.limits.num_loops,
     )
 
   def _prefill(self) -> list[GeneratedToken]:
@@ -206,27 +267,23 @@ class Engine:
     prefilling = self._scheduler.prefilling
     self._copy(prefilling)
     lengths = {
-      slot: sizes.fitting(self.chunk_sizes, sequence.num_unread)
+      slot: batching.fitting(self.chunk_sizes, sequence.num_unread)
       for slot, sequence in prefilling.items()
     }
     length = next(iter(lengths.values()))
     alike = [slot for slot, size in lengths.items() if size == length]
     slot_ids = alike[:MAX_PREFILLS]
     sequences = {slot: prefilling[slot] for slot in slot_ids}
-    chunks = batches.prompt_chunks(
-      sequences,
-      sizes.fitting(self.group_sizes, len(slot_ids)),
-      length,
-      num_slots=self.num_slots,
-      num_loops=self.limits.num_loops,
-    )
+    group = batching.fitting(self.group_sizes, len(slot_ids))
+    chunks = self._chunks(sequences, group, length)
+    has_top = _has_top(sequences.values())
     # Later chunks read the whole cache: two programs per size, not ten.
     is_later = any(sequence.num_read for sequence in sequences.values())
     self._state, generated = self._programs.prefill(
       self._params,
       self._state,
       chunks,
-      num_top=num_top(sequences.values(), self.limits.num_top),
+      np.bool_(has_top),
       span=None if is_later else self.limits.span(length),
     )
     for row, (slot, sequence) in enumerate(sequences.items()):
@@ -237,7 +294,7 @@ class Engine:
         self._scheduler.start_generating(slot)
     if not np.any(chunks.is_last):
       return []
-    return self._collect(slots_lib.fetched(generated), slot_ids)
+    return self._collect(slots_lib.fetched(generated, has_top), slot_ids)
 
   def _copy(self, sequences: BySlot) -> None:
     """Copies cached prefixes to the slots of prompts that are not read yet."""
@@ -258,18 +315,20 @@ class Engine:
 
   def _write(self, sequences: BySlot) -> list[GeneratedToken]:
     """Generates the next tokens of some sequences."""
-    rows = batches.rows(list(sequences), self.row_sizes, self.num_slots)
+    rows = batching.rows(list(sequences), self.row_sizes, self.num_slots)
     running = sequences.values()
+    has_top = _has_top(running)
     longest = max(sequence.num_tokens for sequence in running)
     self._state, generated = self._programs.decode(
       self._writer_params,
       self._state,
       rows,
-      num_top=num_top(running, self.limits.num_top),
+      np.bool_(has_top),
       span=self.limits.span(longest + self.tokens_per_dispatch),
-      depth=batches.depth(running, self.limits),
+      depth=self.limits.depth(running),
     )
-    generated, slot_ids = slots_lib.fetched(generated), rows.tolist()
+    generated = slots_lib.fetched(generated, has_top)
+    slot_ids = rows.tolist()
     return [
       token
       for n in range(len(generated.valid))
@@ -283,12 +342,17 @@ class Engine:
   ) -> list[GeneratedToken]:
     """The tokens of one step; sequences that end leave their slots."""
     generating = self._scheduler.generating
-    tokens = batches.generated_tokens(generated, slot_ids, generating)
+    tokens = batching.generated_tokens(generated, slot_ids, generating)
     for slot, token in tokens.items():
       generating[slot].num_generated += 1
       if token.finish:
         self._scheduler.release(slot)
     return list(tokens.values())
+
+
+def _has_top(sequences: Iterable[RunningSequence]) -> bool:
+  """Whether one of them reports the most likely tokens."""
+  return any(x.request.top_log_probabilities for x in sequences)
 
 
 def _reading(family: Family) -> Reading:

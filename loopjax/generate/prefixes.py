@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.errors import UserError
-from loopjax.generate.programs import sizes
+from loopjax.generate import batching
 from loopjax.generate.programs.cached_model import CachedModel
 from loopjax.generate.programs.slots import State, placed
 from loopjax.generate.requests import GenerationRequest
@@ -61,7 +61,7 @@ class Prefixes:
         f" {num_bytes:,} bytes"
       )
     max_blocks = min(model.max_tokens // BLOCK, self.num_blocks)
-    self.sizes = sizes.powers(1, max_blocks)
+    self.sizes = batching.powers(1, max_blocks)
     devices = jax.tree.leaves(cache)[0].devices()
     self._blocks = placed(
       [jnp.zeros((self.num_blocks, *x.shape), x.dtype) for x in shapes],
@@ -134,6 +134,16 @@ class Prefixes:
     self._touch(names)
     self._blocks = self._save(state.cache, self._blocks, np.int32(slot), ids)
     return None
+
+  def compile(self, state: State, size: int) -> State:
+    """Copies no blocks of a size, an element of `sizes`; donates the state."""
+    none = np.full(size, self.num_blocks, np.int32)
+    tokens = np.full(size * BLOCK, state.slots.seen.shape[1], np.int32)
+    slot = number = np.int32(0)
+    self._blocks = self._save(state.cache, self._blocks, slot, none)
+    return self._load(
+      state, self._blocks, slot, np.zeros_like(none), tokens, number
+    )
 
   def _names(
     self, request: GenerationRequest, num_tokens: int

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable
 
 from loopjax.generate.requests import GenerationRequest
 
@@ -103,8 +102,3 @@ class Scheduler:
     self.prefilling.pop(slot, None)
     self.generating.pop(slot, None)
     self._free.append(slot)
-
-
-def num_top(sequences: Iterable[RunningSequence], max_top: int) -> int:
-  """Number of most likely tokens to report, 0 or `max_top`: two programs."""
-  return max_top * any(x.request.top_log_probabilities for x in sequences)

@@ -72,11 +72,6 @@ def main(argv: list[str] | None = None) -> int:
     default=0,
     help="number of loops for prefill; 0 for as many as in decoding [0]",
   )
-  parser.add_argument(
-    "--warm",
-    action="store_true",
-    help="compile all programs before accepting requests",
-  )
   options = vars(parser.parse_args(argv))
   try:
     from loopjax.serve import command

@@ -192,7 +192,10 @@ class Service:
     is_first = True
     try:
       for prompt in prompts:
-        answer.prompt_scores.append(await worker.score(prompt))
+        try:
+          answer.prompt_scores.append(await worker.score(prompt))
+        except UserError as error:
+          raise fields.refused(error) from error
       async for new_tokens in job.tokens():
         if is_first:
           self._metrics.first.observe(time.monotonic() - started)

@@ -5,24 +5,27 @@ import pathlib
 import re
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import uvicorn
 
 from loopjax import checks
 from loopjax.commands import hosts
 from loopjax.errors import UserError
-from loopjax.generate import chat, source, warm
+from loopjax.eval.scorer import Scorer, ScoringRequest
+from loopjax.generate import chat, source
 from loopjax.generate.engine import Engine
-from loopjax.generate.requests import GenerationRequest
+from loopjax.generate.programs.slots import MAX_TOP
+from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
 from loopjax.serve import connections
-from loopjax.serve.prompt_scores import PromptScorer
 from loopjax.serve.protocol import ServedModel
-from loopjax.serve.worker import Worker
+from loopjax.serve.worker import Score, Worker
 
 _MIN_TOKEN_LENGTH = 16  # Characters.
 _GRACE_SECONDS = 30  # Time for running requests after a shutdown signal.
@@ -47,7 +50,6 @@ class Options(NamedTuple):
   max_new_tokens: int | None
   max_connections: int
   prefill_loops: int
-  warm: bool
 
 
 def run(options: Options) -> int:
@@ -93,19 +95,23 @@ def _served(
   name: str,
   on_failure: Callable[[], None],
 ) -> tuple[Worker, ServedModel]:
-  """Loads a model, and compiles its engine's programs."""
+  """Loads a model, and compiles its engine's programs.
+
+  Raises:
+    UserError: this model's prompts cannot be read with so many loops.
+  """
   language_model = source.load(flags)
   engine = source.engine_from_flags(
     language_model, flags, num_slots=options.slots
   )
   # Of another model's loops the flag says nothing.
   fewer = options.prefill_loops if flags is options.model else 0
-  _compile(options, language_model, engine, fewer)
+  _compile(name, language_model, engine, fewer)
   capacity = options.slots + options.max_waiting
   limit = (
     options.max_new_tokens or flags.max_tokens or language_model.context_length
   )
-  score = PromptScorer(language_model)
+  score = prompt_scorer(language_model, engine.limits.max_tokens)
   return Worker(engine, score, capacity, on_failure), ServedModel(
     name,
     language_model.tokenizer,
@@ -118,27 +124,53 @@ def _served(
 
 
 def _compile(
-  options: Options,
+  name: str,
   language_model: LanguageModel,
   engine: Engine,
   prefill_loops: int,
 ) -> None:
-  """Compiles what a short request needs, or everything.
-
-  Raises:
-    UserError: this model's prompts cannot be read with so many loops.
-  """
-  short = GenerationRequest(
-    (language_model.tokenizer.begin,), 2, prefill_loops=prefill_loops
+  """Checks the server's `prefill_loops`, and compiles all programs."""
+  begin = language_model.tokenizer.begin
+  engine.limits.check(
+    GenerationRequest((begin,), 1, prefill_loops=prefill_loops)
   )
-  engine.limits.check(short)
-  if not options.warm:
-    engine.generate([short])
-    return
-  print("compiling programs for all request sizes", flush=True)
+  print(f"compiling the programs of {name}", flush=True)
   start = time.monotonic()
-  num = warm.compile_programs(engine)
-  print(f"{num} requests in {time.monotonic() - start:.0f} s", flush=True)
+  num = engine.compile(prefill_loops=prefill_loops > 0)
+  print(f"{num} programs in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def prompt_scorer(
+  language_model: LanguageModel, max_tokens: int | None
+) -> Score:
+  """A function from a prompt to its tokens after the first, with their scores.
+
+  Each length, rounded up, is compiled at its first use.
+
+  Args:
+    language_model: the model.
+    max_tokens: maximum length of a prompt; None for any.
+  """
+  length = max_tokens or sys.maxsize
+  scorer = Scorer(
+    language_model._replace(context_length=length), num_top=MAX_TOP
+  )
+
+  def score(prompt: Sequence[int]) -> list[GeneratedToken]:
+    tokens = np.asarray(prompt, np.int32)
+    if len(tokens) == 1:
+      return []
+    (found,) = scorer([ScoringRequest(tokens[:1], tokens[1:])])
+    assert found.top is not None
+    ids, values = (x.tolist() for x in found.top)
+    return [
+      GeneratedToken(0, token, value, tuple(zip(*top, strict=True)), 0, None)
+      for token, value, *top in zip(
+        prompt[1:], found.log_probs.tolist(), ids, values, strict=True
+      )
+    ]
+
+  return score
 
 
 def _server(

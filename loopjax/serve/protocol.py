@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate.chat import Template
+from loopjax.generate.programs.slots import MAX_TOP
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.serve import fields as fields_lib
 from loopjax.serve.errors import ClientError
-from loopjax.serve.prompt_scores import MAX_TOP
 
 MAX_CHOICES = 128  # Choices of a request, over all its prompts.
 _MAX_INT = 2**31 - 1

@@ -164,6 +164,7 @@ class Worker:
 
     Raises:
       EngineFailedError: the engine has failed, or this has.
+      UserError: a score is not finite.
     """
     if not self.healthy:
       raise EngineFailedError
@@ -270,10 +271,18 @@ class Worker:
     """Scores a prompt, unless its client has disconnected."""
     if future.cancelled():
       return
-    found = self._score_prompt(prompt)
+    found: list[GeneratedToken] | UserError
+    try:
+      found = self._score_prompt(prompt)
+    except UserError as error:
+      found = error
 
     def resolve() -> None:
-      if not future.done():
+      if future.done():
+        return
+      if isinstance(found, UserError):
+        future.set_exception(found)
+      else:
         future.set_result(found)
 
     self._loop.call_soon_threadsafe(resolve)

@@ -218,6 +218,7 @@ def test_no_array_of_tokens_by_vocabulary():
       **arrays,
       graphdef=language_model.graphdef,
       call=language_model.call,
+      num_top=5,
     )
   )
   text = run.lower(language_model.params, **arrays).compile().as_text()

@@ -25,9 +25,9 @@ from tests_support import causal, crossing
 
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.generate import warm
+from loopjax.generate import batching
 from loopjax.generate.engine import Engine
-from loopjax.generate.programs import sizes, slots
+from loopjax.generate.programs import decoding, slots
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.scheduler import Scheduler
@@ -80,7 +80,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
     GenerationRequest(PROMPTS[1], 3, GREEDY),
   ]
   expected = engine_of(name, **options).generate(asked)
-  monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
+  monkeypatch.setattr(batching, "SMALLEST_SPAN", 4)
   engine, spans = engine_of(name, **options), []
   decode = engine._programs.decode
 
@@ -98,7 +98,7 @@ def test_attention_looks_at_no_more_places_than_are_needed(
       atol=1e-5,
     )
   # Nine prompt tokens and four new ones: one more than twelve places.
-  assert spans[:3] == [16, 24, 24]
+  assert spans[:3] == [16, None, None]
 
 
 @pytest.mark.long
@@ -115,13 +115,13 @@ def test_few_that_are_as_long_write_together(monkeypatch, name, options):
   expected = [
     shared(name, num_slots=1, **options).generate([one])[0] for one in asked
   ]
-  monkeypatch.setattr(sizes, "_FEW_ROWS", 2)
+  monkeypatch.setattr(batching, "_FEW_ROWS", 2)
   engine, calls = engine_of(name, num_slots=4, **options), []
   decode = engine._programs.decode
 
-  def spied(params, state, rows, **more):
+  def spied(params, state, rows, has_top, **more):
     calls.append((len(rows), more["depth"]))
-    return decode(params, state, rows, **more)
+    return decode(params, state, rows, has_top, **more)
 
   engine._programs = engine._programs._replace(decode=spied)
   found = engine.generate(asked)
@@ -151,8 +151,8 @@ def test_short_ones_write_together_and_long_ones():
 
 
 def test_all_slots_write_together_where_weights_are_large(monkeypatch):
-  monkeypatch.setattr(sizes, "_SMALL_WEIGHTS", 0)
-  monkeypatch.setattr(sizes, "_FEW_ROWS", 2)
+  monkeypatch.setattr(batching, "_SMALL_WEIGHTS", 0)
+  monkeypatch.setattr(batching, "_FEW_ROWS", 2)
   assert engine_of("looped", num_slots=20).row_sizes == [1, 4, 16, 20]
   monkeypatch.undo()
   assert engine_of("looped", num_slots=20).row_sizes == [1, 4, 8]
@@ -163,7 +163,7 @@ def test_all_slots_write_together_where_weights_are_large(monkeypatch):
 def test_later_parts_of_a_prompt_read_all_before_them(monkeypatch):
   asked = [GenerationRequest(PROMPTS[3] * 2, 4, GREEDY)]
   (expected,) = shared("looped").generate(asked)
-  monkeypatch.setattr(sizes, "SMALLEST_SPAN", 4)
+  monkeypatch.setattr(batching, "SMALLEST_SPAN", 4)
   (found,) = engine_of("looped", prompt_chunk=4).generate(asked)
   assert ids(found) == ids(expected)
   np.testing.assert_allclose(
@@ -222,23 +222,22 @@ def test_a_program_is_compiled_once_whatever_holds_the_parameters():
 
 
 @pytest.mark.long
-def test_a_warm_engine_compiles_nothing_more():
+def test_a_compiled_engine_compiles_nothing_more():
   """For any requests: all lengths, together, scores, and any loops."""
   small = {"num_layers": 1, "num_loops": 2}  # Loops are copied if few write.
   engine = engine_of(
     "looped", changes=small, num_slots=2, max_tokens=60, prompt_chunk=16
   )
-  warm.compile_programs(engine)
 
   def compiled():
     return [one._cache_size() for one in engine._programs]
 
+  assert engine.compile(prefill_loops=True) == sum(compiled())
   before = compiled()
   engine.generate(
     [
       GenerationRequest(
-        (1,) * length, 80, top_log_probabilities=top,
-        sampling=GREEDY, **more,
+        (1,) * length, 80, GREEDY, top_log_probabilities=top, **more
       )
       for length in (1, 16, 17, 60)
       for top in (0, 3)
@@ -250,14 +249,31 @@ def test_a_warm_engine_compiles_nothing_more():
   assert compiled() == before and min(before) > 1
 
 
+def test_the_most_likely_tokens_are_those_of_the_request():
+  """Also where a neighbour asks for none, or for more."""
+  asked = [
+    GenerationRequest(PROMPTS[n], 3, GREEDY, top_log_probabilities=top)
+    for n, top in enumerate((0, 2, 20))
+  ]
+  together = engine_of("looped", num_slots=3).generate(asked)
+  for request, text in zip(asked, together, strict=True):
+    ((*expected,),) = shared("looped").generate([request])
+    num_top = min(request.top_log_probabilities, SPEC.num_tokens)
+    for one, same in zip(text, expected, strict=True):
+      assert [x for x, _ in one.top] == [x for x, _ in same.top]
+      assert len(one.top) == num_top
+      if num_top:
+        assert one.top[0] == (one.token, one.log_probability)
+
+
 def test_all_ways_to_write_are_compiled_of_models_that_have_them():
   """Fewer loops, and exits; plain models have none."""
 
   def ways(name, size):
-    return {way["depth"] for way in warm._ways(engine_of(name), size)}
+    return {*engine_of(name).limits.depths(size)}
 
   assert ways("looped", 1) == {"loops", "exits"}
-  assert ways("looped", 3) == {"unrolled", *ways("looped", 1)}
+  assert ways("looped", 3) == {"unrolled", "exits"}
   assert ways("transformer", 3) == {"loops"}
 
 
@@ -268,8 +284,8 @@ RESEMBLING = [{"cache_kind": "last_loop"}, {"exit_kept": "computed"}]
 def test_programs_are_compiled_for_all_lengths():
   """Every number of places that a call can need."""
   limits = engine_of("looped", max_tokens=200).limits
-  asked = {limits.span(num) for num in range(1, 201)}
-  assert limits.spans == sorted(asked) == [64, 96, 128, 192, 200]
+  asked = dict.fromkeys(limits.span(num) for num in range(1, 201))
+  assert limits.spans == [*asked] == [64, 96, 128, 192, None]
 
 
 @crossing("options", [
@@ -343,11 +359,14 @@ def test_fewer_loops_are_those_of_a_model_with_fewer():
 
 def test_log_probabilities_are_of_the_model_whatever_is_drawn(monkeypatch):
   """Of all tokens, if more are asked for than the model has."""
-  monkeypatch.setattr(slots, "MAX_TOP", 30)
+  for module in (slots, decoding):
+    monkeypatch.setattr(module, "MAX_TOP", 30)
   sampling = Sampling(0.5, top_k=3, repetition_penalty=2.0, seed=3)
   request = GenerationRequest(PROMPTS[0], 5, sampling, top_log_probabilities=30)
   text = list(request.prompt)
-  for one in shared("looped").generate([request])[0]:
+  # Programs of its own: others are compiled for 20.
+  engine = engine_of("looped", tokens_per_dispatch=7)
+  for one in engine.generate([request])[0]:
     logits = logits_after("looped", text).astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum())
     np.testing.assert_allclose(

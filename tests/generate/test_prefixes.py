@@ -1,14 +1,11 @@
 """Prompts with a common prefix: copied or prefilled, the text is the same."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 from generate_examples import engine_of, ids, shared
 from tests_support import crossing
 
 from loopjax.errors import UserError
-from loopjax.generate import warm
 from loopjax.generate.prefixes import BLOCK
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -135,29 +132,11 @@ def test_a_cancelled_prompt_is_not_kept():
   assert ask(made, ONE)[1] == 0
 
 
-def test_a_warm_engine_has_kept_and_copied_prefixes_of_every_size():
-  lengths, prefixes = [], mock.Mock(sizes=(1, 2))
-  limits = mock.Mock(max_tokens=20, has_prefill=False)
-  made = mock.Mock(
-    prefixes=prefixes, limits=limits, row_sizes=(), chunk_sizes=(4,),
-    group_sizes=(1,),
-  )  # fmt: skip
-
-  def generate(requests):
-    if made.prefixes is not None:
-      lengths.append(len(requests[0].prompt))
-
-  made.generate = generate
-  warm.compile_programs(made)
-  assert lengths == [BLOCK + 1] * 2 + [20] * 2
-  prefixes.clear.assert_called_once_with()
-
-
 @pytest.mark.long
-def test_a_warm_engine_compiles_no_copies():
+def test_a_compiled_engine_compiles_no_copies():
   """Of a family that has few other programs."""
   made = engine("transformer")
-  warm.compile_programs(made)
+  made.compile()
   prefixes = made.prefixes
   compiled = prefixes._load._cache_size(), prefixes._save._cache_size()
   assert compiled == (2, 2) and not prefixes._found

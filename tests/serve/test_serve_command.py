@@ -26,7 +26,6 @@ from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
 from loopjax.generate.text import TextStream
 from loopjax.serve import __main__ as serve
-from loopjax.serve import prompt_scores
 
 httpx = pytest.importorskip("httpx")
 for name in ("uvicorn", "starlette", "prometheus_client"):
@@ -75,7 +74,9 @@ def test_the_endpoint_says_what_the_engine_writes(language_model):
 
 def test_an_echo_has_the_scores_of_the_evaluation(language_model):
   """Of a short prompt through the endpoint, and of a long one."""
-  score = prompt_scores.PromptScorer(language_model)
+  from loopjax.serve import command
+
+  score = command.prompt_scorer(language_model, 256)
   engine = source.make_engine(language_model, num_slots=1, max_tokens=32)
   prompt = np.array([4, 5, 6, 30, 1, 7])
   with examples.serve(
@@ -110,6 +111,8 @@ def test_an_echo_has_the_scores_of_the_evaluation(language_model):
 
 def test_an_evaluation_client_gets_the_scores_of_transformers(tmp_path):
   """The request and the reading of `local-completions` of lm_eval."""
+  from loopjax.serve import command
+
   stored = texts.stored()
   texts.make_model(tmp_path / "hub", stored["kinds"]["dummy_prefix"])
   expected = stored["expected"]["dummy_prefix"]
@@ -118,7 +121,7 @@ def test_an_evaluation_client_gets_the_scores_of_transformers(tmp_path):
   asked = {"max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
   pairs = list(zip(expected["pairs"], expected["scores"], strict=True))
   pairs = [(*pair, score) for pair, score in pairs if score]
-  score = prompt_scores.PromptScorer(model)
+  score = command.prompt_scorer(model, 64)
   with examples.serve(engine, tokenizer=model.tokenizer, score=score) as served:
     prompts = [[*context, *after] for context, after, _ in pairs]
     asked["prompt"] = prompts[:8]  # As many as fit into the queue.
@@ -135,10 +138,9 @@ def test_a_server_refuses_prompts_of_more_loops_than_there_are(language_model):
   """When it starts, not at each request."""
   from loopjax.serve import command
 
-  options = argparse.Namespace(warm=False)
   engine = source.make_engine(language_model, num_slots=1, max_tokens=32)
   with pytest.raises(UserError, match="prefill_loops=5 is not in"):
-    command._compile(options, language_model, engine, 5)
+    command._compile("ouro", language_model, engine, 5)
 
 
 def test_models_have_the_names_of_their_directories():

@@ -1,4 +1,3 @@
 """What the engine compiles: `program` reads prompts (`prefill`) and writes
-tokens (`decoding`) with a `cached_model`, for a batch of `slots`
-of one of a few `sizes`.
+tokens (`decoding`) with a `cached_model`, for a batch of `slots`.
 """

@@ -5,6 +5,7 @@ It ends when the last row has exited its loop.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -12,13 +13,15 @@ from loopjax.generate import sampling
 from loopjax.generate.programs.cached_model import CachedModel, read_out
 from loopjax.generate.programs.slots import (
   EXITS,
+  LENGTH,
+  MAX_TOP,
+  STOP,
+  UNFINISHED,
   UNROLLED,
   Generated,
   Slots,
   State,
-  generated,
   repeat,
-  with_seen,
 )
 from loopjax.types import Array
 
@@ -27,10 +30,10 @@ def decode(
   params: Any,
   state: State,
   active: Array,
+  has_top: Array,
   *,
   cached_model: CachedModel,
   num_steps: int,
-  num_top: int,
   span: int | None,
   depth: str,
 ) -> tuple[State, Generated]:
@@ -41,8 +44,8 @@ def decode(
     state: donated.
     active: bool [B]; the sequences in other slots wait.
     cached_model: the model without its parameters.
+    has_top: bool scalar, whether to report the most likely tokens.
     num_steps: maximum number of tokens; fewer if all sequences end before.
-    num_top: number of most likely tokens to report.
     span: number of cache entries that attention reads, at least as many as the
       longest sequence has tokens, new ones included; None for all.
     depth: one of `slots.DEPTHS`.
@@ -67,7 +70,7 @@ def decode(
       span=span,
     )
     hidden, loops = output.hidden[:, 0], output.stats["loops_run"]
-    slots, generated = sampled(model, hidden, slots, live, loops, num_top)
+    slots, generated = sampled(model, hidden, slots, live, loops, has_top)
     return State(cache, slots), generated
 
   return repeat(one_token, state, active, num_steps)
@@ -79,7 +82,7 @@ def sampled(
   slots: Slots,
   live: Array,
   loops: Array,
-  num_top: int,
+  has_top: Array,
 ) -> tuple[Slots, Generated]:
   """Samples the next token of the live rows.
 
@@ -89,25 +92,38 @@ def sampled(
     slots: the rows.
     live: bool [B].
     loops: f32 [B], loops that the model ran.
-    num_top: number of most likely tokens to report.
+    has_top: bool scalar, whether to report the most likely tokens.
   """
+  num_top = min(MAX_TOP, model.spec.num_tokens)
   logits = read_out(model, hidden)
   token = sampling.draw(logits, slots.seen, slots.sampling, slots.position)
   is_stop = jnp.any(token[:, None] == slots.stops, axis=1)
-  new = generated(
-    logits,
-    token,
-    is_stop,
-    slots.num_left <= 1,
-    num_top,
-    valid=live,
-    loops=loops,
+  total = jax.nn.logsumexp(logits, axis=-1)
+  chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+  best, top_tokens = jax.lax.cond(
+    has_top,
+    lambda: tuple(jax.lax.top_k(logits, num_top)),
+    lambda: (
+      jnp.zeros((len(token), num_top), logits.dtype),
+      jnp.zeros((len(token), num_top), jnp.int32),
+    ),
   )
+  is_last = slots.num_left <= 1
+  new = Generated(
+    valid=live,
+    token=token,
+    log_probability=chosen - total,
+    top_tokens=top_tokens,
+    top_log_probabilities=best - total[:, None],
+    loops=loops,
+    finish=jnp.where(is_stop, STOP, jnp.where(is_last, LENGTH, UNFINISHED)),
+  )
+  added = jnp.where(live, token, slots.seen.shape[1])
   return slots._replace(
     token=jnp.where(live, token, slots.token),
     position=slots.position + live.astype(jnp.int32),
     num_left=jnp.where(
       live, jnp.where(is_stop, 0, slots.num_left - 1), slots.num_left
     ),
-    seen=with_seen(slots.seen, token, live),
+    seen=slots.seen.at[jnp.arange(len(added)), added].set(True, mode="drop"),
   ), new

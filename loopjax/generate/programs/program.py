@@ -27,8 +27,8 @@ class Programs(NamedTuple):
   """The compiled programs; all donate the state.
 
   Attributes:
-    prefill: (params, state, chunks, num_top=, span=) -> (state, generated).
-    decode: (params, state, rows, num_top=, span=, depth=) -> (state,
+    prefill: (params, state, chunks, has_top, span=) -> (state, generated).
+    decode: (params, state, rows, has_top, span=, depth=) -> (state,
       generated), see `in_rows`.
   """
 
@@ -64,10 +64,9 @@ def _programs(
   write = functools.partial(
     in_rows, cached_model=decoding_model, num_steps=num_steps
   )
-  static = ("num_top", "span")
   return Programs(
-    jax.jit(read, static_argnames=static, donate_argnames="state"),
-    jax.jit(write, static_argnames=(*static, "depth"), donate_argnames="state"),
+    jax.jit(read, static_argnames="span", donate_argnames="state"),
+    jax.jit(write, static_argnames=("span", "depth"), donate_argnames="state"),
   )
 
 
@@ -75,10 +74,10 @@ def prefill(
   params: Any,
   state: State,
   chunks: PromptChunks,
+  has_top: Array,
   *,
   cached_model: CachedModel,
   axes: Any,
-  num_top: int,
   span: int | None,
 ) -> tuple[State, Generated]:
   """Reads chunks of prompts, and generates a token after each last chunk.
@@ -88,8 +87,8 @@ def prefill(
     state: donated.
     chunks: P chunks, which are written to their prompts' slots.
     cached_model: the model without its parameters.
+    has_top: bool scalar, whether to report the most likely tokens.
     axes: from `CachedModel.batch_axes`.
-    num_top: number of most likely tokens to report.
     span: number of cache entries that attention reads, at least as many as the
       longest of these sequences has tokens, chunk included; None for all.
 
@@ -123,7 +122,7 @@ def prefill(
     chunks.slots._replace(seen=seen),
     chunks.is_last,
     loops,
-    num_top,
+    has_top,
   )
   slots = jax.tree.map(
     lambda old, new: _scattered(0, old, new, slot_ids), state.slots, slots
@@ -135,10 +134,10 @@ def in_rows(
   params: Any,
   state: State,
   rows: Array,
+  has_top: Array,
   *,
   cached_model: CachedModel,
   num_steps: int,
-  num_top: int,
   span: int | None,
   depth: str,
 ) -> tuple[State, Generated]:
@@ -150,7 +149,7 @@ def in_rows(
     rows: i32 [R], the slots; B, which is out of range, for none. If R is B,
       slot i is in place i, or waits.
     cached_model: the model without its parameters.
-    num_steps, num_top, depth: see `decoding.decode`.
+    has_top, num_steps, depth: see `decoding.decode`.
     span: number of cache entries that attention reads, at least as many as the
       longest sequence has tokens, new ones included; None for all.
 
@@ -161,15 +160,14 @@ def in_rows(
     decoding.decode,
     cached_model=cached_model,
     num_steps=num_steps,
-    num_top=num_top,
     depth=depth,
   )
   active = rows < len(state.slots.token)
   unstack = depth == UNROLLED
   if len(rows) == len(state.slots.token) and not unstack:
-    return call(params, state, active, span=span)
+    return call(params, state, active, has_top, span=span)
   part = slots_lib.of_rows(state, rows, span, unstack)
-  part, generated = call(params, part, active, span=None)
+  part, generated = call(params, part, active, has_top, span=None)
   return slots_lib.with_rows(state, part, rows, num_steps), generated
 
 

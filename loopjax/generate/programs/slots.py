@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from loopjax.generate import sampling
 from loopjax.generate.programs.cached_model import CachedModel
@@ -90,7 +91,8 @@ class Generated(NamedTuple):
       other values are arbitrary.
     token: i32 [B].
     log_probability: f32 [B], under the model's own distribution.
-    top_tokens, top_log_probabilities: [B, n], its most likely tokens.
+    top_tokens, top_log_probabilities: [B, n], its most likely tokens, n at most
+      MAX_TOP; arbitrary unless they are asked for.
     loops: f32 [B], number of loops that the model ran.
     finish: i32 [B], UNFINISHED, STOP or LENGTH.
   """
@@ -168,45 +170,16 @@ def with_rows(state: State, part: State, rows: Array, num_tokens: int) -> State:
   return State(state.cache.with_rows(part.cache, rows, num_tokens), slots)
 
 
-def generated(
-  logits: Array,
-  token: Array,
-  is_stop: Array,
-  is_last: Array,
-  num_top: int,
-  **others: Array,
-) -> Generated:
-  """The record of tokens that were chosen, of any leading dimensions.
+def fetched(generated: Generated, has_top: bool) -> Generated:
+  """Generated tokens as lists on the host, which are faster than arrays.
 
   Args:
-    logits: f32 [..., V].
-    token: i32 [...].
-    is_stop: bool [...], whether it is a stop token.
-    is_last: bool [...], whether it is the last that the request allows.
-    num_top: number of most likely tokens to report.
-    others: the other fields of `Generated`.
+    generated: the tokens.
+    has_top: whether the most likely tokens are asked for.
   """
-  total = jax.nn.logsumexp(logits, axis=-1)
-  chosen = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
-  best, top_tokens = jax.lax.top_k(logits, num_top)
-  return Generated(
-    token=token,
-    log_probability=chosen - total,
-    top_tokens=top_tokens,
-    top_log_probabilities=best - total[..., None],
-    finish=jnp.where(is_stop, STOP, jnp.where(is_last, LENGTH, UNFINISHED)),
-    **others,
-  )
-
-
-def with_seen(seen: Array, token: Array, live: Array) -> Array:
-  """Tokens seen, bool [B, V], and one more in the live rows."""
-  added = jnp.where(live, token, seen.shape[1])
-  return seen.at[jnp.arange(len(seen)), added].set(True, mode="drop")
-
-
-def fetched(generated: Generated) -> Generated:
-  """Generated tokens as lists on the host, which are faster than arrays."""
+  if not has_top:
+    none = np.zeros((*generated.token.shape, 0))
+    generated = generated._replace(top_tokens=none, top_log_probabilities=none)
   return jax.tree.map(lambda x: x.tolist(), jax.device_get(generated))
 
 
