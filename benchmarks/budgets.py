@@ -13,6 +13,10 @@ import pathlib
 import sys
 import tomllib
 
+import roofline  # In this folder.
+
+from loopjax.fit import ENVIRONMENT
+
 HERE = pathlib.Path(__file__).parent
 MIB = 2**20
 
@@ -29,38 +33,31 @@ def counts(entry):
 
   from loopjax import config as config_lib
   from loopjax import program as program_lib
-  from loopjax import sharding
   from loopjax.config import presets
   from loopjax.fit import measure, topology
-  from loopjax.program import teacher as teacher_lib
 
   file, _, arg = entry["config"].partition(":")
   config = presets.read(HERE.parent / "configs" / file)["get_config"](arg)
   where = topology.parse(entry["machine"])
-  with measure.quiet_stderr():
+  with topology.quiet_stderr():
     machine = topology.machine(where, 16.0 if where.kind == "cpu" else 0.0)
   settings = config_lib.resolve(config)
-  mesh = sharding.make_mesh(settings.mesh, machine.devices)
-  settings = program_lib.with_remat(
-    settings, mesh, machine.memory, teacher_lib.read(settings)
-  )
-  config_lib.override(config, {"loop.remat": settings.loop.remat})
-  found = measure.measure(config, machine)
-  assert found.ranking and found.traffic, found.refusal
+  found = measure.measure(settings, machine)
+  assert found.compiled, found.refusal
+  module = roofline.parse(found.compiled.as_text())
+  steps = settings.run.steps_per_call
+  total = roofline.count(module, steps).total
+  moved = roofline.collectives(module).num_bytes
   _, params = program_lib.abstract_model(settings)
   number = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-  moved = found.traffic.num_bytes
-  steps = settings.run.steps_per_call
-  flops = found.ranking.total.flops
-  parts = mesh.shape["fsdp"]
-  reduced = moved.get("all-reduce", 0) + parts * moved.get("reduce-scatter", 0)
-  wide = sum(x for dtype, x in flops.items() if dtype in ("f32", "f64"))
+  reduced = moved["all-reduce"] + found.mesh["fsdp"] * moved["reduce-scatter"]
+  flops = sum(total[dtype] for dtype in roofline.DTYPES)
   return {
-    "launches": found.ranking.total.launches,
-    "float32": wide / max(1, sum(flops.values())),
+    "launches": total["kernels"],
+    "float32": total["f32"] / max(1, flops),
     "memory": found.needed / MIB,
-    "traffic": found.ranking.total.num_bytes / MIB,
-    "gathered": moved.get("all-gather", 0) / steps / (2 * number),
+    "traffic": total["bytes"] / MIB,
+    "gathered": moved["all-gather"] / steps / (2 * number),
     "reduced": reduced / steps / (2 * number),
   }
 
@@ -92,7 +89,5 @@ def main(names):
 
 
 if __name__ == "__main__":
-  from loopjax.fit.__main__ import _ENVIRONMENT
-
-  os.environ.update(_ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "8"})
+  os.environ.update(ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "8"})
   sys.exit(main(sys.argv[1:]))

@@ -1,29 +1,21 @@
 """Compiles a config's train step for a machine and measures the result."""
 
-import contextlib
 import math
-import os
 import re
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax.errors import UserError
-from loopjax.fit import counts, hlo, topology, values
-from loopjax.fit import ranking as ranking_lib
-from loopjax.fit.topology import Machine
+from loopjax import sharding
+from loopjax.fit.topology import Machine, quiet_stderr
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import profiling
 
-_NUM_VALUES = 10
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Measured(NamedTuple):
@@ -35,15 +27,13 @@ class Measured(NamedTuple):
     arguments: parameters, EMA, optimizer, batch and teacher, if any; without
       padding.
     memory: the terms of `needed`: arguments, temporaries, outputs not written
-      into arguments, program. Empty if compilation failed.
-    refusal: why compilation failed; "" if it did not.
-    traffic: collectives of a call; None if compilation failed.
-    largest: the largest values.
-    ranking: the parts of an optimizer step by time; None if compilation failed.
-    model_flops: the model's operations on one chip in an optimizer step,
-      without recomputation and teacher; a backward pass counts as two forward
-      passes.
+      into arguments, program. Empty if the program was not compiled.
+    compiled: the program; None if the compiler says that it is too large.
+    refusal: what the compiler says then; "" otherwise.
+    flops: the model's operations on one chip in an optimizer step, without
+      recomputation and teacher (`Family.costs`).
     mesh: devices along its axes.
+    remat: the policy of loop.remat for this machine.
     seconds: compilation time.
   """
 
@@ -51,39 +41,27 @@ class Measured(NamedTuple):
   needed: int
   arguments: dict[str, int]
   memory: dict[str, int]
-  refusal: str
-  traffic: counts.Traffic | None
-  largest: list[values.Value]
-  ranking: ranking_lib.Ranking | None
-  model_flops: float
-  mesh: dict[str, int]
-  seconds: float
-
-
-class Attempt(NamedTuple):
-  """A program, compiled for a chip; sizes in bytes.
-
-  Attributes:
-    compiled: the program; None if it is too large.
-    needed, memory, refusal, seconds: as in `Measured`.
-  """
-
   compiled: Any
-  needed: int
-  memory: dict[str, int]
   refusal: str
+  flops: float
+  mesh: dict[str, int]
+  remat: str
   seconds: float
 
 
-def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
-  """Compiles the train step that `loopjax.main` would run for a machine.
+def measure(settings: config_lib.Settings, machine: Machine) -> Measured:
+  """Compiles the train step that `loopjax train` would run on a machine.
 
   Raises:
-    UserError: the config is invalid, or does not work on this many devices.
+    UserError: the config does not train, or not on this many devices.
   """
-  settings = config_lib.resolve(config)
+  settings.check_trains()
+  settings.check_schedule()
+  teacher = teacher_lib.read(settings)
+  mesh = sharding.make_mesh(settings.mesh, machine.devices)
+  settings = program_lib.with_remat(settings, mesh, machine.memory, teacher)
   program = program_lib.make_program(
-    settings, machine.devices, teacher_lib.read(settings), machine.memory
+    settings, machine.devices, teacher, machine.memory
   )
   program_lib.check_step(program)
   batches = program_lib.abstract_batches(settings, program.mesh)
@@ -96,53 +74,93 @@ def measure(config: ml_collections.ConfigDict, machine: Machine) -> Measured:
   }
   if program.abstract_teacher:
     arguments["teacher"] = _chip_bytes(program.abstract_teacher)
-  mesh = dict(program.mesh.shape)
-  num_chips = math.prod(mesh.values())
-  per_example = profiling.training_flops(program.costs)
   lowered = program.train.lower(state, batches, program.abstract_teacher)
-  result = attempt(lowered, machine, sum(arguments.values()))
-  traffic, largest, ranking = None, [], None
-  if result.compiled:
-    module = hlo.parse(result.compiled.as_text())
-    traffic = counts.collectives(module)
-    largest = values.largest(module, _NUM_VALUES)
-    kind = topology.parse(machine.name).kind
-    ranking = ranking_lib.rank(module, kind, settings.run.steps_per_call)
-  return Measured(
-    fits=bool(result.compiled) and result.needed <= machine.memory,
-    needed=result.needed,
-    arguments=arguments,
-    memory=result.memory,
-    refusal=result.refusal,
-    traffic=traffic,
-    largest=largest,
-    ranking=ranking,
-    model_flops=settings.run.batch_size * per_example / num_chips,
-    mesh=mesh,
-    seconds=result.seconds,
-  )
-
-
-def attempt(lowered: Any, machine: Machine, argument_bytes: int) -> Attempt:
-  """Compiles a program for a machine, unless it is too large.
-
-  Of its arguments the size is given, in bytes.
-  """
   started = time.monotonic()
+  compiled, refusal, memory = None, "", {}
   try:
     with quiet_stderr():
       compiled = lowered.compile(compiler_options=machine.compiler_options)
   except jax.errors.JaxRuntimeError as error:
     refusal = " ".join(str(error).split())
-    needed = needed_bytes(refusal, argument_bytes)
-    if needed is None:
+    requested = needed_bytes(refusal, sum(arguments.values()))
+    if requested is None:
       raise
-    seconds = time.monotonic() - started
-    return Attempt(None, needed, {}, refusal, seconds)
-  seconds = time.monotonic() - started
-  program = compiled.memory_analysis().generated_code_size_in_bytes
-  memory = {**profiling.memory(compiled), "program": program}
-  return Attempt(compiled, sum(memory.values()), memory, "", seconds)
+    needed = requested
+  else:
+    code = compiled.memory_analysis().generated_code_size_in_bytes
+    memory = {**profiling.memory(compiled), "program": code}
+    needed = sum(memory.values())
+  per_example = profiling.training_flops(program.costs)
+  return Measured(
+    fits=compiled is not None and needed <= machine.memory,
+    needed=needed,
+    arguments=arguments,
+    memory=memory,
+    compiled=compiled,
+    refusal=refusal,
+    flops=settings.run.batch_size * per_example / mesh.size,
+    mesh=dict(mesh.shape),
+    remat=settings.loop.remat,
+    seconds=time.monotonic() - started,
+  )
+
+
+def headline(settings: config_lib.Settings, machine: Machine) -> str:
+  """Machine and size of the step, one line."""
+  run = settings.run
+  return (
+    f"{machine.name}: {len(machine.devices)} x"
+    f" {machine.devices[0].device_kind}; {run.batch_size} examples per step in"
+    f" {run.num_microbatches} part(s), {run.steps_per_call} step(s) per call"
+  )
+
+
+def page(machine: Machine, measured: Measured) -> str:
+  """Mesh, memory by part, FLOPs and whether it fits, several lines."""
+  mesh = ", ".join(f"{axis} {number}" for axis, number in measured.mesh.items())
+  parts = dict(measured.arguments)
+  padding = measured.memory.get("arguments", 0) - sum(parts.values())
+  if padding > 0:
+    parts["padding and other"] = padding
+  notes = {
+    "arguments": ", ".join(f"{name} {size(n)}" for name, n in parts.items()),
+    "outputs": "excluding those that reuse an argument's memory",
+    "program": "code and constants",
+    "available": machine.memory_note,
+  }
+  rows = {"arguments": sum(parts.values()), **measured.memory}
+  rows |= {"peak": measured.needed, "available": machine.memory}
+  lines = [
+    f"mesh: {mesh}; loop.remat={measured.remat}; compiled in"
+    f" {measured.seconds:.1f} s",
+    "",
+    "memory per chip",
+  ]
+  for name, number in rows.items():
+    note = notes.get(name, "")
+    lines.append(f"  {name:<12}{size(number):>12}   {note}".rstrip())
+  if measured.refusal:
+    lines.append(f"  compiler: {measured.refusal}")
+  peak = profiling.peak_flops(machine.devices[0].device_kind)
+  at_peak = f", {measured.flops / peak:.3g} s at its peak" if peak else ""
+  share = measured.needed / machine.memory
+  lines += [
+    "",
+    "model FLOPs per optimizer step and chip:"
+    f" {measured.flops / 1e12:.4g} TFLOP{at_peak}",
+    "",
+    f"{'fits' if measured.fits else 'does not fit'}: {size(measured.needed)} of"
+    f" {size(machine.memory)} per chip ({share:.1%})",
+  ]
+  return "\n".join(lines)
+
+
+def size(num_bytes: float) -> str:
+  """Bytes with a binary unit."""
+  unit = 0
+  while abs(num_bytes) >= 1024 and unit < len(_UNITS) - 1:
+    num_bytes, unit = num_bytes / 1024, unit + 1
+  return f"{num_bytes:.{2 if unit else 0}f} {_UNITS[unit]}"
 
 
 def needed_bytes(message: str, argument_bytes: int) -> int | None:
@@ -154,9 +172,9 @@ def needed_bytes(message: str, argument_bytes: int) -> int | None:
     return None
   number = r"([\d.]+)([KMGT])"
   if match := re.search(rf"HLO temporaries \({number}\)", message):
-    return int(float(match[1]) * _UNITS[match[2]]) + argument_bytes
+    return int(float(match[1]) * _SIZES[match[2]]) + argument_bytes
   if match := re.search(rf"[Uu]sed {number} of", message):
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(float(match[1]) * _SIZES[match[2]])
   return None
 
 
@@ -166,24 +184,3 @@ def _chip_bytes(tree: Any) -> int:
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
   )
-
-
-@contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-  """Captures file descriptor 2, and shows it only if something fails."""
-  sys.stderr.flush()
-  saved = os.dup(2)
-  with tempfile.TemporaryFile() as log:
-    os.dup2(log.fileno(), 2)
-    try:
-      yield
-    except UserError:
-      raise
-    except Exception:
-      log.seek(0)
-      os.write(saved, log.read())
-      raise
-    finally:
-      sys.stderr.flush()
-      os.dup2(saved, 2)
-      os.close(saved)

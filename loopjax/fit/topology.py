@@ -1,8 +1,12 @@
 """Machines by name: their devices for the compiler, and their memory."""
 
+import contextlib
 import importlib.util
+import os
 import re
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,27 +34,16 @@ class Tpu(NamedTuple):
 
 
 class Gpu(NamedTuple):
-  """A GPU, from NVIDIA's data sheets and tuning guides (SXM variants).
+  """A GPU, from NVIDIA's data sheets and tuning guides (SXM variants)."""
 
-  Attributes:
-    memory_gb: 10^9 bytes, as sold; the driver reports a little more.
-    capability: compute capability; "a" enables its specific instructions.
-    num_cores: multiprocessors.
-    fpus_per_core: float32 lanes of each.
-    shared_kib: shared memory of a multiprocessor; a block gets 1 KiB less.
-    l2_mib: second-level cache.
-    bandwidth_gb: 10^9 bytes per second.
-    clock_ghz: boost.
-  """
-
-  memory_gb: int
-  capability: str
-  num_cores: int
-  fpus_per_core: int
-  shared_kib: int
+  memory_gb: int  # 10^9 bytes, as sold; the driver reports a little more.
+  capability: str  # "a" enables its specific instructions.
+  num_cores: int  # Multiprocessors.
+  fpus_per_core: int  # Float32 lanes of each.
+  shared_kib: int  # Of a multiprocessor; a block gets 1 KiB less.
   l2_mib: int
-  bandwidth_gb: int
-  clock_ghz: float
+  bandwidth_gb: int  # 10^9 bytes per second.
+  clock_ghz: float  # Boost.
 
 
 TPUS = {
@@ -76,35 +69,21 @@ _NAMES = "v4:AxBxC, v5e:AxB, v5p:AxBxC, v6e:AxB, " + ", ".join(
 
 
 class Topology(NamedTuple):
-  """A parsed machine name.
-
-  Attributes:
-    name: as given.
-    kind: a key of TPUS or GPUS, or "cpu".
-    sizes: chips along each axis; GPUs: nodes, GPUs of a node.
-  """
+  """A parsed machine name."""
 
   name: str
-  kind: str
-  sizes: tuple[int, ...]
+  kind: str  # A key of TPUS or GPUS, or "cpu".
+  sizes: tuple[int, ...]  # Chips along each axis; GPUs: nodes, GPUs of a node.
 
 
 class Machine(NamedTuple):
-  """Chips to compile for.
-
-  Attributes:
-    name: name of the topology.
-    devices: one per chip.
-    memory: bytes per chip available to a program.
-    memory_note: description of where this number comes from.
-    compiler_options: options to compile without the chip.
-  """
+  """Chips to compile for."""
 
   name: str
-  devices: Sequence[Any]
-  memory: int
-  memory_note: str
-  compiler_options: dict[str, Any]
+  devices: Sequence[Any]  # One per chip.
+  memory: int  # Bytes per chip available to a program.
+  memory_note: str  # Where this number comes from.
+  compiler_options: dict[str, Any]  # To compile without the chip.
 
 
 def parse(name: str) -> Topology:
@@ -129,17 +108,22 @@ def parse(name: str) -> Topology:
   return Topology(name, kind, sizes)
 
 
+def absent(name: str, memory_gib: float = 0.0) -> Machine:
+  """`machine` by its name, for a process that has not used JAX yet."""
+  where = parse(name)
+  if where.kind == "cpu":
+    jax.config.update("jax_num_cpu_devices", where.sizes[0])
+  jax.config.update("jax_enable_compilation_cache", False)
+  with quiet_stderr():
+    return machine(where, memory_gib)
+
+
 def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
   """The chips of a topology, without access to them.
 
-  Args:
-    topology: from `parse`.
-    memory_gib: memory of one chip available to a program; 0 for the known
-      value.
-
-  Raises:
-    UserError: a package is not installed, the compiler knows no machine of this
-      size, or the amount of memory is unknown or out of range.
+  `memory_gib` is the memory of one chip available to a program; 0 for the known
+  value. Raises UserError if a package is not installed, the compiler knows no
+  machine of this size, or the amount of memory is unknown or out of range.
   """
   low, high = _MEMORY_GIB
   if memory_gib and not low <= memory_gib <= high:  # Also rejects NaN.
@@ -149,7 +133,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
     tpu = TPUS[topology.kind]
     # Hosts have 2x2 chips, except on smaller machines.
     host = [min(2, size) for size in topology.sizes[:2]] + [1]
-    devices = _absent(
+    devices = _described(
       topology.name,
       "libtpu",
       platform="tpu",
@@ -161,7 +145,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
   elif topology.kind in GPUS:
     gpu = GPUS[topology.kind]
     nodes, per_node = topology.sizes
-    devices = _absent(
+    devices = _described(
       topology.name,
       "jax_cuda13_plugin",
       platform="cuda",
@@ -181,7 +165,7 @@ def machine(topology: Topology, memory_gib: float = 0.0) -> Machine:
   return Machine(topology.name, devices, memory, note, options)
 
 
-def _absent(name: str, package: str, **what: Any) -> Sequence[Any]:
+def _described(name: str, package: str, **what: Any) -> Sequence[Any]:
   """Devices that are not here, described by the package of their compiler."""
   if importlib.util.find_spec(package) is None:
     raise UserError(
@@ -237,3 +221,24 @@ def _target_config(kind: str, gpu: Gpu) -> str:
     runtime_version {{ major: 13 }}
     device_description_str: "NVIDIA {kind.upper()}"
   """
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+  """Captures file descriptor 2, and shows it only if something fails."""
+  sys.stderr.flush()
+  saved = os.dup(2)
+  with tempfile.TemporaryFile() as log:
+    os.dup2(log.fileno(), 2)
+    try:
+      yield
+    except UserError:
+      raise
+    except Exception:
+      log.seek(0)
+      os.write(saved, log.read())
+      raise
+    finally:
+      sys.stderr.flush()
+      os.dup2(saved, 2)
+      os.close(saved)

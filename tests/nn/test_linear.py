@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import roofline
 from flax import nnx
 from in_float64 import without_rounding
 from jax.sharding import NamedSharding, PartitionSpec
 
-from loopjax.fit import counts, hlo
 from loopjax.nn import linear, mlp
 from loopjax.types import PRECISIONS, Precision
 
@@ -100,5 +100,5 @@ def test_a_gate_of_all_loops_gathers_no_rows():
 
   arguments = placed((32, 1)), placed((3, 8, 6, 32), None, "data")
   compiled = jax.jit(jax.grad(loss)).lower(*arguments).compile()
-  traffic = counts.collectives(hlo.parse(compiled.as_text()))
+  traffic = roofline.collectives(roofline.parse(compiled.as_text()))
   assert traffic.num_bytes == {"all-reduce": 32 * 4}

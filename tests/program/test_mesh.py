@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import roofline
 from jax.sharding import PartitionSpec as P
 from tests_support import (
   OF_PAPERS,
@@ -24,7 +25,6 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.fit import counts, hlo
 from loopjax.models import MODELS
 from loopjax.optim import parameters
 from loopjax.program import build, copies, room
@@ -180,7 +180,7 @@ def test_copies_add_their_gradients_up_once_a_step(name):
   program = program_lib.make_program(settings, jax.devices()[:2])
   batches = program_lib.abstract_batches(settings, program.mesh)
   compiled = program.train.lower(program.abstract_state, batches, {}).compile()
-  traffic = counts.collectives(hlo.parse(compiled.as_text()))
+  traffic = roofline.collectives(roofline.parse(compiled.as_text()))
   leaves = jax.tree.leaves(program.abstract_state.params)
   gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
   assert set(traffic.num_bytes) == {"all-reduce"}
@@ -196,7 +196,7 @@ def traffic_of(settings, num_devices, **options):
   compiled = program.train.lower(program.abstract_state, batches, {}).compile()
   leaves = jax.tree.leaves(program.abstract_state.params)
   number = sum(leaf.size for leaf in leaves)
-  return counts.collectives(hlo.parse(compiled.as_text())), 2 * number
+  return roofline.collectives(roofline.parse(compiled.as_text())), 2 * number
 
 
 @pytest.mark.long

@@ -196,7 +196,7 @@ def test_describe_and_fit_count_the_teacher(teacher):
   }
   assert "teacher" not in alone
   machine = topology.machine(topology.parse("cpu:8"), 1.0)
-  measured = measure.measure(config_of(teacher), machine)
+  measured = measure.measure(config_lib.resolve(config_of(teacher)), machine)
   assert measured.arguments["teacher"] == 4 * alone["parameters"]
   known = sum(measured.arguments.values())
   assert known <= measured.memory["arguments"] + 2**12
