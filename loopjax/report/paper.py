@@ -213,29 +213,3 @@ class AtDepth(Metric):
 def not_scored(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
   """A `Column.value` of benchmarks: `loopjax.eval` scores them, not the run."""
   del config, summary
-
-
-def numbers(values: Mapping[str, Number | float | str]) -> dict[str, Number]:
-  """The cells of a row; a text stands for what has no number."""
-  return {
-    key: value
-    if isinstance(value, Number)
-    else Number(text=value)
-    if isinstance(value, str)
-    else Number(value)
-    for key, value in values.items()
-  }
-
-
-# What several papers have.
-STEPS = "{run[num_steps]:,} x {run[batch_size]}"
-BITS = Column("bpb", "bits per byte", Metric("test/bits_per_byte"), 3)
-NATS = Column("loss", "nats per token", Metric("test/loss"), 3)
-LOSS = Column("loss", "loss, nats per token", Metric("test/loss"), 3)
-EXACT = Column("exact", "exact match, %", Metric("test/exact_match", 100.0))
-BITS_BY_LOOPS = Panel(
-  "test, bits per byte", ("depth/bits_per_byte",), over="loops", factor=1.0
-)
-BITS_IN_TRAINING = Panel(
-  "validation, bits per byte", ("validation/bits_per_byte",), factor=1.0
-)

@@ -113,7 +113,9 @@ def commands_block(runs: Sequence[runs_lib.Run]) -> document.Fold:
 
 
 _DEFAULT_COLUMNS = (
-  paper_lib.EXACT,
+  paper_lib.Column(
+    "exact", "exact match, %", paper_lib.Metric("test/exact_match", 100.0)
+  ),
   paper_lib.Column("loss", "loss, nats", paper_lib.Metric("test/loss"), 3),
 )
 _ORIGIN = (  # Of every run, besides what its paper has.

@@ -18,23 +18,30 @@ from loopjax.analysis import figures
 from loopjax.data.gsm import task as gsm_task
 from loopjax.errors import UserError
 from loopjax.report import __main__ as command
-from loopjax.report import grouping, page, plots, records, table, tables
+from loopjax.report import (
+  grouping,
+  page,
+  papers,
+  plots,
+  quantities,
+  records,
+  table,
+  tables,
+)
 from loopjax.report import paper as paper_lib
 from loopjax.report import runs as runs_lib
-from loopjax.report.papers import (
-  PAPERS,
-  adaptive,
-  disco,
-  looped,
-  melt,
-  of,
-  sleep,
-  utm,
-)
+from loopjax.report.papers import PAPERS, of
 from loopjax.run import workdir as workdir_lib
 from loopjax.sections import flatten
 from loopjax.sweep import items as items_lib
 
+UTM, DISCO, LANGUAGE, AUTOMATON, DEPO, GSM, ADAPTIVE, MELT, LOOPED = map(
+  papers.read,
+  (
+    "utm", "disco", "language", "automaton", "depo", "gsm", "adaptive", "melt",
+    "looped",
+  ),
+)  # fmt: skip
 PNG = base64.b64decode(
   "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6"
   "kgAAAABJRU5ErkJggg=="
@@ -116,7 +123,7 @@ def plan_of(workdir):
 
 def test_mean_and_sample_deviation(workdir):
   groups = grouping.group_by_seed(plan_of(workdir).runs)
-  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  exact = UTM.sweeps["memory_curve"].columns[0]
   found = grouping.ours(groups[0], exact)
   assert found.mean == pytest.approx(30.0)
   assert found.std == pytest.approx(26.457513)  # sqrt((400 + 100 + 900) / 2)
@@ -129,7 +136,7 @@ def test_mean_and_sample_deviation(workdir):
 def test_runs_that_differ_in_another_seed_count_each(workdir):
   plan = plan_of(workdir)
   run = next(run for run in plan.runs if run.done)
-  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  exact = UTM.sweeps["memory_curve"].columns[0]
   runs = [
     run._replace(
       overrides={**run.overrides, "task.split_seed": seed},
@@ -145,7 +152,7 @@ def test_runs_that_differ_in_another_seed_count_each(workdir):
 
 def test_the_standard_error_is_that_of_seeds_or_else_of_examples(workdir):
   groups = grouping.group_by_seed(plan_of(workdir).runs)
-  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  exact = UTM.sweeps["memory_curve"].columns[0]
   three, one = (grouping.ours(group, exact) for group in groups[:2])
   assert three.standard_error == pytest.approx(26.457513 / 3**0.5)
   assert one.standard_error == pytest.approx(1.0)  # 0.01, in percent.
@@ -153,7 +160,7 @@ def test_the_standard_error_is_that_of_seeds_or_else_of_examples(workdir):
 
 
 def test_a_score_at_a_depth_has_the_standard_error_of_that_depth():
-  once, twice, _ = utm.PAPER.sweeps["depth"].columns
+  once, twice, _ = UTM.sweeps["depth"].columns
   metrics = {
     "depth/exact_match/loop=3": 0.5,
     "depth/exact_match/standard_error/loop=3": 0.02,
@@ -186,7 +193,7 @@ def of_the_papers_size(exact):
 
 def test_numbers_agree_within_two_standard_errors_of_both():
   """57.4 +- 0.7 of three seeds at T = 8; ours has a deviation of 1."""
-  sweep = utm.PAPER.sweeps["memory_curve"]
+  sweep = UTM.sweeps["memory_curve"]
   bound = 2 * ((1.0 + 0.7**2) / 3) ** 0.5
   for exact, expected in (
     (57.4 + 0.99 * bound, "agrees"),
@@ -194,15 +201,15 @@ def test_numbers_agree_within_two_standard_errors_of_both():
     (57.4 + 1.01 * bound, "disagrees"),
   ):
     group = of_the_papers_size(exact)
-    assert grouping.verdict(group, sweep, utm.PAPER) == expected
-  small = utm.PAPER._replace(size={"model.width": 2048})
-  for paper in (small, utm.PAPER._replace(size=None)):
+    assert grouping.verdict(group, sweep, UTM) == expected
+  small = UTM._replace(size={"model.width": 2048})
+  for paper in (small, UTM._replace(size=None)):
     said = grouping.verdict(of_the_papers_size(57.4), sweep, paper)
     assert said == "not run at this scale"
   none = grouping.Group({}, [r._replace(state="not run") for r in group.runs])
-  assert grouping.verdict(none, sweep, utm.PAPER) == "not run"
+  assert grouping.verdict(none, sweep, UTM) == "not run"
   ours = sweep._replace(rows=())
-  assert grouping.verdict(of_the_papers_size(57.4), ours, utm.PAPER) == ""
+  assert grouping.verdict(of_the_papers_size(57.4), ours, UTM) == ""
 
 
 def test_a_number_without_an_error_decides_nothing():
@@ -214,23 +221,23 @@ def test_a_number_without_an_error_decides_nothing():
   run = run._replace(
     config=config.to_dict(), summary={"metrics": metrics | errors}
   )
-  group, sweep = grouping.Group({}, [run]), utm.PAPER.sweeps["tradeoff"]
-  assert grouping.verdict(group, sweep, utm.PAPER) == "agrees"
+  group, sweep = grouping.Group({}, [run]), UTM.sweeps["tradeoff"]
+  assert grouping.verdict(group, sweep, UTM) == "agrees"
   (alone,) = [x for x in sweep.columns if x.key == "token_steps"]
   sweep = sweep._replace(columns=(alone,))
-  assert grouping.verdict(group, sweep, utm.PAPER) == ""
+  assert grouping.verdict(group, sweep, UTM) == ""
 
 
 @pytest.mark.parametrize(
   ("file", "paper"),
   [
-    ("sudoku_utm", utm.PAPER),
-    ("multihop_disco", disco.PAPER),
-    ("language_disco", disco.PAPER),
-    ("lm_disco", disco.LANGUAGE),
-    ("automaton_sleep", sleep.AUTOMATON),
-    ("depo_sleep", sleep.DEPO),
-    ("lm_adaptive", adaptive.PAPER),
+    ("sudoku_utm", UTM),
+    ("multihop_disco", DISCO),
+    ("language_disco", DISCO),
+    ("lm_disco", LANGUAGE),
+    ("automaton_sleep", AUTOMATON),
+    ("depo_sleep", DEPO),
+    ("lm_adaptive", ADAPTIVE),
   ],
 )
 def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
@@ -244,7 +251,7 @@ def test_only_the_paper_preset_is_of_the_papers_size(file, paper):
 
 @pytest.mark.parametrize(
   ("paper", "stated"),
-  [(sleep.GSM, {"2", "1.4"}), (adaptive.PAPER, {"200", "480"})],
+  [(GSM, {"2", "1.4"}), (ADAPTIVE, {"200", "480"})],
 )
 def test_numbers_of_parameters_are_those_that_the_paper_states(paper, stated):
   said = {scale.label: scale.paper for scale in paper.scale}["parameters"]
@@ -254,7 +261,7 @@ def test_numbers_of_parameters_are_those_that_the_paper_states(paper, stated):
 def test_bits_of_common_sense_are_of_six_of_eight_benchmarks():
   """Table 3 of adaptive loops has none for SocialIQA and Winogrande."""
   base = (0.913, 0.846, 0.921, 1.002, 1.163, 0.305)
-  sweep = adaptive.PAPER.sweeps["table_1"]
+  sweep = ADAPTIVE.sweeps["table_1"]
   column = {column.key: column for column in sweep.columns}["sense_bpb"]
   stated = sweep.rows[0].values["sense_bpb"].mean
   assert stated == pytest.approx(np.mean(base), abs=2.5e-3)
@@ -291,7 +298,7 @@ def test_the_papers_numbers_are_in_a_file_of_their_own(workdir):
   _, markdown, _, path = page.write(runs_lib.collect([workdir]), workdir)
   assert path == workdir / "papers.csv"
   data = rows_of(path)
-  assert {row["paper"] for row in data} == {utm.PAPER.name}
+  assert {row["paper"] for row in data} == {UTM.name}
   row = next(row for row in data if row["sweep"] == "memory_curve")
   assert (row["row"], row["quantity"]) == ("T = 0", "exact match, %")
   assert (row["mean"], row["std"], row["seeds"]) == ("2.5", "0.2", "3")
@@ -313,13 +320,13 @@ def test_sweeps_of_ones_own_have_no_rows_of_papers(workdir):
 
 def test_sweeps_of_ones_own_have_the_panels_of_their_paper(workdir):
   plan = plan_of(workdir)._replace(name="mine")
-  assert tables.sweep_of(plan).panels == utm.PAPER.panels != ()
+  assert tables.sweep_of(plan).panels == UTM.panels != ()
   assert not tables.sweep_of(plan._replace(chosen_for=("a.b",))).panels
 
 
 def test_a_point_is_no_line_over_a_setting(workdir):
   """Figure 2 of UTM: memory tokens, with a line for each bias."""
-  (panel,) = utm.PAPER.sweeps["router_init"].panels
+  (panel,) = UTM.sweeps["router_init"].panels
   groups = grouping.group_by_seed(plan_of(workdir).runs)
   (line,) = plots.by_setting(groups, panel)
   assert (list(line.x), list(line.y)) == ([0, 4], pytest.approx([30, 50]))
@@ -328,7 +335,7 @@ def test_a_point_is_no_line_over_a_setting(workdir):
 
 def test_stage_1_of_test_splits_stands_beside_the_papers():
   """Table 1(a): after one loop nothing that was not learned is answered."""
-  sweep = disco.PAPER.sweeps["models"]
+  sweep = DISCO.sweeps["models"]
   (row,) = (row for row in sweep.rows if row.label == "vanilla loop")
   names = ("test_id_2/stage1_accuracy", "test_ood_2/stage1_accuracy")
   columns = {column.key: column for column in sweep.columns}
@@ -423,7 +430,7 @@ def test_a_diverged_run_does_not_count(workdir):
   summary = {**run.summary, "status": "diverged"}
   workdir_lib.write_json(run.directory / "summary.json", summary)
   groups = grouping.group_by_seed(plan_of(workdir).runs)
-  exact = utm.PAPER.sweeps["memory_curve"].columns[0]
+  exact = UTM.sweeps["memory_curve"].columns[0]
   assert grouping.ours(groups[0], exact).mean == pytest.approx(15.0)
   assert "1 diverged" in written(workdir)[0].read_text()
 
@@ -438,20 +445,20 @@ def test_another_configuration_does_not_count(workdir):
 @pytest.mark.parametrize(
   ("file", "paper", "name"),
   [
-    *(("sudoku_utm", utm.PAPER, name) for name in utm.PAPER.sweeps),
-    *(("multihop_disco", disco.PAPER, name) for name in disco.PAPER.sweeps),
-    *(("language_disco", disco.PAPER, name) for name in ("models", "gate")),
-    *(("lm_disco", disco.LANGUAGE, name) for name in disco.LANGUAGE.sweeps),
-    *(("automaton_sleep", sleep.AUTOMATON, n) for n in sleep.AUTOMATON.sweeps),
-    *(("depo_sleep", sleep.DEPO, name) for name in sleep.DEPO.sweeps),
-    *(("gsm_sleep", sleep.GSM, name) for name in sleep.GSM.sweeps),
+    *(("sudoku_utm", UTM, name) for name in UTM.sweeps),
+    *(("multihop_disco", DISCO, name) for name in DISCO.sweeps),
+    *(("language_disco", DISCO, name) for name in ("models", "gate")),
+    *(("lm_disco", LANGUAGE, name) for name in LANGUAGE.sweeps),
+    *(("automaton_sleep", AUTOMATON, n) for n in AUTOMATON.sweeps),
+    *(("depo_sleep", DEPO, name) for name in DEPO.sweeps),
+    *(("gsm_sleep", GSM, name) for name in GSM.sweeps),
     *(
-      ("lm_adaptive", adaptive.PAPER, name)
-      for name in adaptive.PAPER.sweeps
+      ("lm_adaptive", ADAPTIVE, name)
+      for name in ADAPTIVE.sweeps
       if not name.startswith("knowledge")  # Stored runs of a task that left.
     ),
-    *(("lm_melt", melt.PAPER, name) for name in melt.PAPER.sweeps),
-    *(("lm_looped", looped.PAPER, name) for name in looped.PAPER.sweeps),
+    *(("lm_melt", MELT, name) for name in MELT.sweeps),
+    *(("lm_looped", LOOPED, name) for name in LOOPED.sweeps),
   ],
 )
 @crossing("preset", ["tiny", "smoke"], manual=["smoke"])
@@ -559,7 +566,7 @@ def test_the_runs_of_a_figure_lie_on_top_of_each_other(tmp_path, monkeypatch):
     ]
     log(tmp_path / item.slug, rows)
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  panels = disco.PAPER.sweeps["models"].panels
+  panels = DISCO.sweeps["models"].panels
   drawn = drawn_by(monkeypatch, groups, panels)
   assert list(drawn) == [
     f"validation: ID, OOD (dashed), 2 hops, {name}, %"
@@ -587,7 +594,7 @@ def test_models_are_compared_by_the_loops_they_run(tmp_path, monkeypatch):
     scores["depth/exact_match/standard_error/loop=0"] = 9.0
     make_run(tmp_path / item.slug, item.config, 0.5, metrics=scores)
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  sweep = utm.PAPER.sweeps["depth"]
+  sweep = UTM.sweeps["depth"]
   (lines,) = drawn_by(monkeypatch, groups, sweep.panels).values()
   assert len(lines) == len(items) == 3
   assert lines[0][2] == list(range(1, 9))
@@ -601,7 +608,7 @@ def test_points_are_beside_the_papers_or_on_their_place(workdir, monkeypatch):
   figures, key = [], "model.num_memory_tokens"
   monkeypatch.setattr(plots, "_png", figures.append)
   groups = grouping.group_by_seed(plan_of(workdir).runs)
-  sweep = utm.PAPER.sweeps["memory_curve"]
+  sweep = UTM.sweeps["memory_curve"]
   for rows, shift in ((sweep.rows, -0.06), ((), 0.0)):
     plots.draw_curve(groups, sweep._replace(rows=rows), key)
     line, *_ = figures[-1].axes[0].containers[0]
@@ -611,9 +618,9 @@ def test_points_are_beside_the_papers_or_on_their_place(workdir, monkeypatch):
 def test_the_picture_of_the_runs_is_in_the_report(workdir, monkeypatch):
   panel = paper_lib.Panel("exact match, %", ("depth/exact_match",), "loops")
   loss = paper_lib.Panel("loss", ("validation/loss",), factor=1.0)
-  sweep = utm.PAPER.sweeps["memory_curve"]._replace(panels=(panel, loss))
+  sweep = UTM.sweeps["memory_curve"]._replace(panels=(panel, loss))
   known = {"memory_curve": sweep}
-  monkeypatch.setitem(PAPERS, "sudoku", utm.PAPER._replace(sweeps=known))
+  monkeypatch.setitem(PAPERS, "sudoku", UTM._replace(sweeps=known))
   run = plan_of(workdir).runs[0]
   metrics = {f"depth/exact_match/loop={k}": 0.5 for k in range(3)}
   summary = {**run.summary, "metrics": metrics}
@@ -633,23 +640,23 @@ def test_the_report_knows_every_sweep():
     config.run.init_from = "runs/vanilla"  # Some start from a trained run.
     return set(namespace(file)["sweeps"](config))
 
-  assert set(utm.PAPER.sweeps) == names_of("sudoku_utm")
-  assert set(disco.PAPER.sweeps) == names_of("multihop_disco")
-  assert names_of("language_disco") <= set(disco.PAPER.sweeps)
-  assert set(disco.LANGUAGE.sweeps) == names_of("lm_disco")
+  assert set(UTM.sweeps) == names_of("sudoku_utm")
+  assert set(DISCO.sweeps) == names_of("multihop_disco")
+  assert names_of("language_disco") <= set(DISCO.sweeps)
+  assert set(LANGUAGE.sweeps) == names_of("lm_disco")
   for task in ("automaton", "depo", "gsm"):
     assert set(PAPERS[task].sweeps) == names_of(f"{task}_sleep")
   left = {"knowledge", "knowledge_rates"}  # Their runs are stored.
-  assert set(adaptive.PAPER.sweeps) == names_of("lm_adaptive") | left
-  assert set(melt.PAPER.sweeps) == names_of("lm_melt")
-  assert set(looped.PAPER.sweeps) == names_of("lm_looped")
+  assert set(ADAPTIVE.sweeps) == names_of("lm_adaptive") | left
+  assert set(MELT.sweeps) == names_of("lm_melt")
+  assert set(LOOPED.sweeps) == names_of("lm_looped")
 
 
 def test_a_task_may_have_a_paper_for_each_family():
   assert of("text", "adaptive") is of("arithmetic", "adaptive")
-  assert of("text", "adaptive") is adaptive.PAPER
-  assert of("multihop", "adaptive") is disco.PAPER
-  assert of("text", "looped") is looped.PAPER
+  assert of("text", "adaptive") is ADAPTIVE
+  assert of("multihop", "adaptive") is DISCO
+  assert of("text", "looped") is LOOPED
   assert of("chess", "adaptive") is None
 
 
@@ -672,7 +679,7 @@ def test_a_setting_is_an_axis_and_another_one_has_the_lines(
     1, 2, 3, 6,
   ]  # fmt: skip
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  panels = adaptive.PAPER.sweeps["frontier"].panels
+  panels = ADAPTIVE.sweeps["frontier"].panels
   (lines,) = drawn_by(monkeypatch, groups, panels).values()
   assert [line[0] for line in lines] == [
     f"slots per layer\u00a0=\u00a0{slots}" for slots in (0, 8, 16)
@@ -689,7 +696,7 @@ def test_curves_have_the_names_of_the_papers_rows(tmp_path, monkeypatch):
   for item in items:
     log(tmp_path / item.slug, [{"step": step, **row} for step in (10, 20)])
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  sweep = adaptive.PAPER.sweeps["table_1"]
+  sweep = ADAPTIVE.sweeps["table_1"]
   names = [row.label for row in sweep.rows]
   (figure,) = figures_of(monkeypatch, groups, sweep)
   (legend,) = figure.legends
@@ -720,7 +727,7 @@ def test_a_metric_is_drawn_over_another_one(tmp_path, monkeypatch):
   ]
   log(tmp_path / items[1].slug, rows)
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  panels = adaptive.PAPER.sweeps["table_1"].panels
+  panels = ADAPTIVE.sweeps["table_1"].panels
   ((_, _, x, y),) = drawn_by(monkeypatch, groups, panels)[panels[1].title]
   assert (x, y) == ([3.0, 2.0], [1.5, 2.5])
   # Our numbers are beside the paper's.
@@ -754,7 +761,7 @@ def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
   assert cells[1] == "– <small>3.27 ± 0.59, all</small>"
   assert cells[2] == "1.0 <small>every seed</small>"  # Layers that began.
   groups = grouping.group_by_seed(plan_of(tmp_path).runs)
-  sweep = adaptive.PAPER.sweeps["onset"]
+  sweep = ADAPTIVE.sweeps["onset"]
   (figure,) = figures_of(monkeypatch, groups, sweep)
   (legend,) = figure.legends
   names = {text.get_text() for text in legend.get_texts()}
@@ -770,7 +777,7 @@ def test_the_loss_at_which_layers_begin_stands_beside_the_papers(
 
 def test_a_column_of_the_depth_that_validation_chooses():
   """Not the most accurate one on the test chains."""
-  column = disco.PAPER.sweeps["length_generalisation"].columns[3]
+  column = DISCO.sweeps["length_generalisation"].columns[3]
   test, validation = "depth/test_ood_4", "depth/validation_ood_4"
   metrics = {f"{test}/accuracy/loop=2": 0.5, f"{test}/accuracy/loop=4": 0.25}
   metrics[f"{test}/accuracy/loop=3"] = 0.75
@@ -801,15 +808,15 @@ def test_floors_of_word_problems_stand_beside_the_papers_numbers(tmp_path):
   assert "right by a simple rule, %: lone constant" in text
   assert "1: 12.5, 2: 18.8" in text
   assert "1: 6.2, 2: 25.0" in text
-  assert sleep.FLOORS == gsm_task.RULES
-  column = sleep.GSM.sweeps["passes"].columns[1]
+  assert quantities.FLOORS == gsm_task.RULES
+  column = GSM.sweeps["passes"].columns[1]
   assert column.value({}, {"data": data}) == 25.0
   assert column.value({}, {"data": {}}) is None
 
 
 def test_the_papers_means_are_those_of_its_seeds():
   checked = 0
-  for paper_sweep in utm.PAPER.sweeps.values():
+  for paper_sweep in UTM.sweeps.values():
     for row in paper_sweep.rows:
       number = row.values.get("exact")
       if number and number.std is not None:
@@ -824,7 +831,7 @@ def test_the_papers_escapes_are_counted_as_it_counts_them():
   """4 of 13 runs with bias 0 reach more than 20 % (Table 1)."""
   runs = [
     value
-    for row in utm.PAPER.sweeps["router_init"].rows
+    for row in UTM.sweeps["router_init"].rows
     if row.settings["model.router_bias"] == 0.0
     for value in row.values["exact"].seeds.values()
   ]
@@ -833,7 +840,7 @@ def test_the_papers_escapes_are_counted_as_it_counts_them():
 
 
 def test_token_steps_are_tokens_times_steps():
-  column = utm.PAPER.sweeps["tradeoff"].columns[2]
+  column = UTM.sweeps["tradeoff"].columns[2]
   config = {
     "task": {"box_rows": 3, "box_cols": 3},
     "model": {"num_memory_tokens": 8},
@@ -843,7 +850,7 @@ def test_token_steps_are_tokens_times_steps():
 
 
 def test_depth_is_read_at_multiples_of_the_trained_one():
-  once, twice, most = utm.PAPER.sweeps["depth"].columns
+  once, twice, most = UTM.sweeps["depth"].columns
   metrics = {f"depth/exact_match/loop={k}": k / 100 for k in range(72)}
   config, summary = {"model": {"num_loops": 18}}, {"metrics": metrics}
   assert [
