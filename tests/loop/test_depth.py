@@ -25,6 +25,24 @@ def test_huginns_mean_is_one_more_than_it_says():
   np.testing.assert_allclose(spread, 32.0 + rate_variance, rtol=1e-4)
 
 
+@pytest.mark.parametrize("centre", [0.3, 5.0, 32.0, 90.0, 250.0])
+def test_the_mass_of_every_depth_is_that_of_an_integral_over_rates(centre):
+  """By another rule at twenty times the nodes, with a small relative error.
+
+  64 Gauss-Hermite nodes misplaced 0.8 % of the mass at 90 and 8 % at 250.
+  """
+  found = depth.probabilities("poisson_lognormal", centre)
+  edges = np.linspace(-8.0, 8.0, 20 * 1500 + 1)
+  z = (edges[1:] + edges[:-1]) / 2  # The midpoint rule.
+  weights = np.exp(-(z**2) / 2)
+  weights /= weights.sum()
+  log_rates = math.log(centre) - 1 / 8 + z / 2
+  for count in {0, 1, 3, *range(0, len(found), max(len(found) // 30, 1))}:
+    log_chances = count * log_rates - np.exp(log_rates) - math.lgamma(count + 1)
+    wanted = weights @ np.exp(log_chances)
+    assert found[count] == pytest.approx(wanted, rel=1e-7, abs=1e-10)
+
+
 def test_parcaes_poisson_has_no_zero():
   chances = depth.probabilities("poisson", 8.0)
   expected = [math.exp(-8.0) * 8.0**n / math.factorial(n) for n in range(1, 20)]
@@ -173,19 +191,18 @@ def test_one_program_serves_all_depths():
 
 def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
   """A wide distribution has hundreds of them; their sum is known."""
-  listed, plain = [], depth._counts
+  whole = {
+    kind: depth.probabilities(kind, 90.0)
+    for kind in ("poisson", "poisson_lognormal")
+  }
+  listed, plain = [], depth._masses
   monkeypatch.setattr(
-    depth, "_counts", lambda rates, num: listed.append(num) or plain(rates, num)
+    depth, "_masses", lambda *args: listed.append(args[-1]) or plain(*args)
   )
-  for kind, sigma in (("poisson", 0.0), ("poisson_lognormal", 0.5)):
+  for kind, chances in whole.items():
     cut = depth.probabilities.__wrapped__(kind, 90.0, 40)
     assert len(cut) == 40 and max(listed) <= 128
-    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
-    rates = 90.0 * np.exp(sigma * nodes - sigma**2 / 2)
-    below = weights / weights.sum() @ plain(rates, 40)
-    if kind == "poisson":
-      below = np.append(below[0] + below[1], below[2:])
-    np.testing.assert_allclose(cut[:-1], below[:39], rtol=1e-6)
+    np.testing.assert_allclose(cut[:-1], chances[:39], rtol=1e-6)
     np.testing.assert_allclose(cut.sum(), 1)
 
 
