@@ -157,7 +157,7 @@ class Model(nnx.Module):
 
     if documents is not None:
       # Gates depend on positions, not only on their differences.
-      positions = _places(documents)[..., None]
+      positions = attention.places_in(documents)[..., None]
       width = self.config.block_shape().head_width
       rotation = self.config.rope_base, self.config.rope_scaling
       tables = rope.rope_tables(positions, width, *rotation)
@@ -304,14 +304,6 @@ class Model(nnx.Module):
     """The state after a loop's last layer, after the norm if "per_loop"."""
     ends_in_norm = self.config.loop_norm == "per_loop"
     return self.final_norm(hidden) if ends_in_norm else hidden
-
-
-def _places(documents: Array) -> Array:
-  """Positions of tokens in their documents, runs of one number: i32 [B, T]."""
-  before = jnp.pad(documents, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-  place = jax.lax.broadcasted_iota(jnp.int32, documents.shape, 1)
-  start = jnp.where(documents != before, place, 0)
-  return place - jax.lax.cummax(start, axis=1)
 
 
 def _projected(

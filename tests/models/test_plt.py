@@ -17,7 +17,7 @@ from tests_support import load_config, namespace
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.models import looped, plt
-from loopjax.nn import rope
+from loopjax.nn import attention, rope
 from loopjax.nn.attention.window import WindowCache
 from loopjax.run.checkpoints import integrity
 from loopjax.sweep import items as items_lib
@@ -101,7 +101,7 @@ def test_another_number_of_loops_agrees(num_loops):
 def test_positions_begin_again_with_every_document():
   documents = jnp.array([[3, 3, 3, 1, 2, 2], [0, 0, 0, 0, 0, 0]])
   expected = [[0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5]]
-  np.testing.assert_array_equal(plt._places(documents), expected)
+  np.testing.assert_array_equal(attention.places_in(documents), expected)
 
 
 def test_padding_may_be_in_front():

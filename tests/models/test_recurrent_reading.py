@@ -164,6 +164,28 @@ def test_no_loop_is_skipped_at_a_threshold_of_one(rule):
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_a_document_is_read_alike_in_a_packed_row_and_token_by_token():
+  """Its states are those of its positions, wherever it stands in a row."""
+  documents = jnp.array([[1, 1, 2, 2, 2, 2]] * BATCH)
+  packed = compiled(
+    lambda model, tokens: model(tokens, documents=documents).logits
+  )(TOKENS)
+  alone, cache = [], empty()
+  for place in range(2, LENGTH):
+    logits, _, cache = read(TOKENS[:, place : place + 1], cache)
+    alone.append(logits)
+  alone = np.concatenate(alone, axis=1)
+  np.testing.assert_allclose(packed[:, 2:], alone, atol=2e-5)
+  # In training the documents of a row draw states of their own.
+  keys = jax.random.split(jax.random.key(0), BATCH)
+  tokens = jnp.tile(TOKENS[:, :3], 2)
+  documents = jnp.array([[1, 1, 1, 2, 2, 2]] * BATCH)
+  drawn = compiled(
+    lambda model, tokens: model(tokens, documents=documents, keys=keys).logits
+  )(tokens)
+  assert np.abs(drawn[:, 3:] - drawn[:, :3]).max() > 1e-3
+
+
 def test_exits_that_there_are_not():
   with pytest.raises(UserError, match="'gate' needs an exit gate"):
     recurrent.check_exits(CONFIG, "gate", "copy", "per_loop")

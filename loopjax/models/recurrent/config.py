@@ -58,8 +58,8 @@ class Config(stack.StackConfig):
       `loop.injection`.
     anchor_scale: alpha of "anchor": after every loop alpha e is added.
     state: the state before the first loop: the "input" of the loops, "zero", or
-      "normal", drawn for each row and position. In evaluation the draw depends
-      only on the position.
+      "normal", drawn for each row and position. In evaluation and generation
+      the draw depends only on the position in the document.
     state_std: standard deviation of "normal", before the truncation at three of
       them.
     update: the state after a loop: "replace": the core's output; "gate": from

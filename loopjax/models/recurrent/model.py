@@ -17,7 +17,7 @@ from loopjax.loop import depth as depth_lib
 from loopjax.loop import driver, injection, relaxed
 from loopjax.models import causal, every_loop
 from loopjax.models.recurrent.config import Config
-from loopjax.nn import norm, stack
+from loopjax.nn import attention, norm, stack
 from loopjax.nn.attention.parts import PartsCache
 from loopjax.nn.keys import dropout, fold_in, normal_by_token
 from loopjax.types import PRECISIONS, Array, LoopOptions, Output, TaskSpec
@@ -153,9 +153,13 @@ class Model(nnx.Module):
       state = jnp.zeros_like(injected)
     else:
       assert config.state == "normal", config.state
-      positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+      documents = call.metadata.documents
       if cache is not None:
         positions = call.metadata.places
+      elif documents is not None and call.keys is None:
+        positions = attention.places_in(documents)
+      else:  # In training, documents of a row have different states.
+        positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
       keys = fold_in(call.keys, _STATE)
       draws = normal_by_token(keys, positions, config.width)
       state = config.state_std * draws.astype(injected.dtype)

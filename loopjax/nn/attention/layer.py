@@ -73,6 +73,14 @@ def make_metadata(
   return Metadata(tables, documents=documents)
 
 
+def places_in(documents: Array) -> Array:
+  """Positions of tokens in their documents, runs of one number: i32 [B, T]."""
+  before = jnp.pad(documents, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+  place = jax.lax.broadcasted_iota(jnp.int32, documents.shape, 1)
+  start = jnp.where(documents != before, place, 0)
+  return place - jax.lax.cummax(start, axis=1)
+
+
 class Attention(nnx.Module):
   """Grouped-query attention: H query heads share G key-value heads.
 
