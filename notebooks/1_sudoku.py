@@ -129,8 +129,8 @@ show(depth.draw_depth(scores, headline, loops, examples, evaluated.directory))
 show(sudoku.draw_halting_map(evaluated))
 
 # %% [markdown]
-# In the run shown here they do, by a fraction of a step: nearly all tokens run
-# until the last loops, and a few givens stop early.
+# In the run shown here they do not: every cell runs all twelve loops, as the
+# `ponder_steps` printed in training say.
 #
 # ## Your own puzzle
 #

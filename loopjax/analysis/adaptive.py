@@ -145,7 +145,7 @@ def draw_exits(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   if not evaluated.settings.family.halting_trace:
     return []
   settings = evaluated.settings
-  num_loops, score = settings.model.num_loops, settings.task_module.HEADLINE[0]
+  num_loops, score = settings.eval_loops, settings.task_module.HEADLINE[0]
   if num_loops == 1:
     return []
   measured = exits(evaluated, score)

@@ -33,13 +33,13 @@ def scores_by_depth(
   """Scores of head(g_k) for every k (UTM, section 5.2 and figure 7).
 
   Over `eval.depth_examples` examples, up to `eval.depth_factor` times the
-  trained number of loops. Models that read out every loop run once; a forced
-  stop, if the model has one, moves to the new last loop. Other causal models
-  run again for 1, 2, 4, ... loops.
+  trained number of loops, or to that of the evaluation if it is larger. Models
+  that read out every loop run once; a forced stop, if the model has one, moves
+  to the new last loop. Other causal models run again for 1, 2, 4, ... loops.
 
   Returns:
     "<score>" and "<score>/standard_error", f64 [K], entry k after k + 1 loops,
-    NaN for loops that were not run; K = depth_factor * model.num_loops. Causal
+    NaN for loops that were not run; K is the largest number of loops. Causal
     models that read out every loop also have the state's, of
     `every_loop.STATE`; and the family's `measures`. If the task has several
     evaluation splits, "<split>/<score>" for each that has examples. {} if they
@@ -51,8 +51,8 @@ def scores_by_depth(
     return {}
   num_examples = settings.eval.depth_examples or None
   batch = {name: x[:num_examples] for name, x in evaluated.batch.items()}
-  trained = settings.model.num_loops
-  num_loops = settings.eval.depth_factor * trained
+  num_loops = settings.eval.depth_factor * settings.model.num_loops
+  num_loops = max(num_loops, settings.eval_loops)
   reads_out = family.reads_out_every_loop
   if reads_out and reads_out(settings.model):
     scores = _run(evaluated, batch, num_loops, every=True)
@@ -134,10 +134,11 @@ def means(scores: Scores, rows: Any = slice(None)) -> dict[str, np.ndarray]:
 def _by_runs(
   evaluated: evaluated_lib.EvaluatedModel, batch: Batch, num_loops: int
 ) -> Scores:
-  """Scores of runs with 1, 2, 4, ... loops, the trained number and the most."""
-  trained = evaluated.settings.model.num_loops
+  """Scores of runs with 1, 2, 4, ... loops, as trained, evaluated, and most."""
+  settings = evaluated.settings
   powers = [2**n for n in range(num_loops.bit_length())]
-  counts = sorted({*powers, trained, num_loops})
+  trained = settings.model.num_loops
+  counts = sorted({*powers, trained, settings.eval_loops, num_loops})
   runs = [_run(evaluated, batch, loops, every=False) for loops in counts]
   last_loop = np.subtract(counts, 1)
 

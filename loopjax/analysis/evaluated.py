@@ -31,7 +31,7 @@ class EvaluatedModel(NamedTuple):
     num_memory: M, memory tokens before the sequence; 0 for none.
     batch: evaluation examples, numpy [N, ...] by name; any prefix is a fair
       sample.
-    output: the model's output at the trained depth on the first
+    output: the model's output, with the loops of the evaluation, on the first
       `MAX_EXAMPLES` examples (fewer if rows are long and the vocabulary is
       large), with every trace that the family has; "attention" is averaged over
       examples, [K, H, S, S].
@@ -205,10 +205,10 @@ def make_forward(
   Returns:
     forward(trace=(), *, averaged=(), num_loops=None, num_examples=None,
     **extra): an `Output` of numpy arrays for the first `num_examples` examples
-    (all if None) with `num_loops` loops (as trained if None); `extra` are
-    family-specific numeric arguments. Traces named in `averaged` are averaged
-    over examples on the device, [K, ...] instead of [K, B, ...]. `losses` and
-    `loops` are empty: they would be means over chunks.
+    (all if None) with `num_loops` loops (those of the evaluation if None);
+    `extra` are family-specific numeric arguments. Traces named in `averaged`
+    are averaged over examples on the device, [K, ...] instead of [K, B, ...].
+    `losses` and `loops` are empty: they would be means over chunks.
   """
   device = jax.local_devices()[0]
   inputs = eval_step_lib.model_inputs(batch)
@@ -228,6 +228,7 @@ def make_forward(
   def forward(
     trace=(), *, averaged=(), num_loops=None, num_examples=None, **extra
   ):
+    num_loops = num_loops or settings.eval_loops
     rows = {name: x[:num_examples] for name, x in inputs.items()}
     num_rows = len(rows["inputs"])
     extra = {name: np.float32(value) for name, value in extra.items()}

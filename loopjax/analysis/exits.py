@@ -71,8 +71,9 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     return []
   measured = measure(evaluated)
   trained = evaluated.settings.model.num_loops
+  most = evaluated.settings.eval_loops
   fixed, gate, change = (
-    curve(measured, trained, by) for by in ("fixed", "gate", "change")
+    curve(measured, most, by) for by in ("fixed", "gate", "change")
   )
   return _draw(
     evaluated,
@@ -86,6 +87,7 @@ def draw_curve(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     f"{trained}",
     {
       "rows": measured.losses.shape[1],
+      "num_loops": most,
       "trained_num_loops": trained,
       "earlier_tokens": "run all loops",
       "fixed": fixed,
@@ -138,13 +140,13 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
   if not _has_gate(evaluated) or not isinstance(task, text_task.Config):
     return []
   measured = measure(evaluated, _NUM_DRAWN)
-  trained = evaluated.settings.model.num_loops
-  steps = exit_steps(measured, trained, "gate", MAP_THRESHOLD)
+  most = evaluated.settings.eval_loops
+  steps = exit_steps(measured, most, "gate", MAP_THRESHOLD)
   tokenizer = tokenizer_lib.of(task)
   blocks: list[document.Block] = [
     document.Heading(1, "When tokens exit"),
     document.Paragraph(
-      f"Darker tokens ran more of the {trained} loops. A token exits once the "
+      f"Darker tokens ran more of the {most} loops. A token exits once the "
       f"gate's cumulative exit probability is at least {MAP_THRESHOLD:g}. "
       "Earlier tokens run all loops. Hover over a token for its loss after "
       "each loop, in nats."
@@ -156,8 +158,8 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
     pieces = [
       (
         text,
-        (steps[row, place] - 1) / (trained - 1),
-        note(measured.losses[:trained, row, place], int(steps[row, place])),
+        (steps[row, place] - 1) / max(most - 1, 1),
+        note(measured.losses[:most, row, place], int(steps[row, place])),
       )
       for text, place in zip(
         token_texts(tokenizer, targets[real].tolist()), real, strict=True
@@ -178,12 +180,11 @@ def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
 def measure(
   evaluated: evaluated_lib.EvaluatedModel, num_rows: int = _NUM_ROWS
 ) -> ExitMeasurements:
-  """Runs twice the trained number of loops, with the loss after each."""
-  settings = evaluated.settings
-  trained = settings.model.num_loops
+  """Runs twice the evaluation's number of loops, with the loss after each."""
+  most = evaluated.settings.eval_loops
   batch = {name: x[:num_rows] for name, x in evaluated.batch.items()}
   run = jax.jit(
-    functools.partial(_of_rows, graphdef=evaluated.graphdef, num_loops=trained)
+    functools.partial(_of_rows, graphdef=evaluated.graphdef, num_loops=most)
   )
   losses, gates, changes = evaluated_lib.in_batches(
     functools.partial(run, evaluated.params),
@@ -236,22 +237,22 @@ def exit_steps(
 
 
 def curve(
-  measured: ExitMeasurements, trained: int, by: str
+  measured: ExitMeasurements, num_loops: int, by: str
 ) -> list[dict[str, Any]]:
   """Loss and loops per token, weighted by token.
 
   Args:
     measured: from `measure`.
-    trained: number of loops in training, the maximum with exits.
+    num_loops: the maximum with exits.
     by: "fixed" for a row per number of loops; or a rule of `exit_steps` for a
       row per threshold.
 
   Returns:
     Rows of "loops" and "loss" per token; "error", the standard error over rows
-    of text of the loss minus the loss with all trained loops; and, for exits,
+    of text of the loss minus the loss with the maximum; and, for exits,
     "threshold".
   """
-  full = measured.losses[trained - 1]
+  full = measured.losses[num_loops - 1]
 
   def row(steps: np.ndarray, **more: Any) -> dict[str, Any]:
     losses = np.take_along_axis(measured.losses, steps[None] - 1, axis=0)[0]
@@ -261,7 +262,7 @@ def curve(
     counts = range(1, len(measured.losses) + 1)
     return [row(np.full(full.shape, count)) for count in counts]
   return [
-    row(exit_steps(measured, trained, by, threshold), threshold=threshold)
+    row(exit_steps(measured, num_loops, by, threshold), threshold=threshold)
     for threshold in THRESHOLDS
   ]
 
@@ -332,7 +333,8 @@ def measure_skipping(
   model = evaluated.settings.model
   if not isinstance(model, melt.Config) or model.exit_gate == "none":
     return []
-  if model.num_loops == 1:
+  num_loops = evaluated.settings.eval_loops
+  if num_loops == 1:
     return []
   batch = {name: x[:_NUM_SKIPPING_ROWS] for name, x in evaluated.batch.items()}
   weights = batch["weights"]
@@ -341,7 +343,12 @@ def measure_skipping(
   results = []
   for rule in RULES:
     read = jax.jit(
-      functools.partial(_read_tokens, graphdef=evaluated.graphdef, rule=rule)
+      functools.partial(
+        _read_tokens,
+        graphdef=evaluated.graphdef,
+        rule=rule,
+        num_loops=num_loops,
+      )
     )
     all_loops = None
     for threshold in reversed(SKIPPING_THRESHOLDS):
@@ -367,16 +374,19 @@ def _read_tokens(
   *,
   graphdef: Any,
   rule: str,
+  num_loops: int,
 ) -> tuple[Array, Array]:
   """Losses, f32 [B, T], and loops [B, T] of texts, token by token."""
   model: melt.Model = nnx.merge(graphdef, params)
   batch, num_tokens = inputs.shape
   policy = exits.ExitPolicy(
-    jnp.full(batch, threshold), jnp.full(batch, model.config.num_loops), rule
+    jnp.full(batch, threshold), jnp.full(batch, num_loops), rule
   )
 
   def step(cache: Any, token: Array) -> tuple[Any, tuple[Array, Array]]:
-    output, cache = melt.read(model, token[:, None], cache, exit_policy=policy)
+    output, cache = melt.read(
+      model, token[:, None], cache, num_loops=num_loops, exit_policy=policy
+    )
     return cache, (output.hidden[:, 0], output.stats["loops_run"])
 
   cache = melt.empty_cache(model, batch, num_tokens)
@@ -415,7 +425,7 @@ def draw_skipping(
       (gate, draw.BLUE, "exit by the looped model's gate"),
       (change, draw.ORANGE, "exit by change of the state"),
     ),
-    f"Loss by number of loops, out of {evaluated.settings.model.num_loops}; "
+    f"Loss by number of loops, out of {evaluated.settings.eval_loops}; "
     "later tokens do not see skipped loops either",
     {"exits": list(results)},
   )

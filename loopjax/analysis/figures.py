@@ -145,10 +145,12 @@ def make_figures(scored: train.Scored) -> train.Extras:
     # The longest computation runs while the other figures are drawn.
     computed = thread.submit(depth.scores_by_depth, evaluated)
     of_task = TASK_FIGURES.get(type(program.settings.task), ())
+    names = (figure.name for figure in (*FIGURES, *of_task))
+    # An earlier model's file could be mistaken for this model's.
+    for name in (*names, "depth", "skipping"):
+      for kind in ("png", "html", "json"):
+        (directory / f"{name}.{kind}").unlink(missing_ok=True)
     for figure in (*FIGURES, *of_task):
-      # An earlier model's file could be mistaken for this model's.
-      for kind in ("png", "html"):
-        (directory / f"{figure.name}.{kind}").unlink(missing_ok=True)
       if set(figure.traces) <= evaluated.output.trace.keys():
         files += attempt(figure.name, figure.draw, evaluated) or []
     by_depth = attempt("depth", computed.result)

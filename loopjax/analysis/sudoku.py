@@ -132,7 +132,7 @@ def _draw_puzzle(
 def _board_states(
   evaluated: evaluated_lib.EvaluatedModel, row: int
 ) -> list[BoardState]:
-  """A few loops spread over the trained depth, then the output."""
+  """A few loops spread over all that ran, then the output."""
   trace, logits = evaluated.output.trace, evaluated.output.logits[row]
   num_loops = len(trace["prediction"])
   loops = np.linspace(0, num_loops - 1, _NUM_MOMENTS).round().astype(int)
@@ -185,7 +185,7 @@ def _draw_halting_map(
   side = max(0.55 * board.size, 3.0)
   figure = draw.new(2 * side + 2.2, side + 1.1)
   left, right = figure.subplots(1, 2)
-  top = evaluated.settings.model.num_loops
+  top = evaluated.settings.eval_loops
   mean = f"mean over {len(cells)} puzzles"
   _draw_steps(left, board, cells.mean(axis=0), mean, top)
   one = f"one puzzle with {int(blank[row].sum())} blanks"

@@ -82,6 +82,29 @@ def test_all_pictures_of_a_model_that_halts(tmp_path):
   assert numbers["uniform"]["same"] == same
 
 
+def test_figures_are_of_the_loops_that_are_scored(tmp_path, drawn):
+  """`loopjax score --config.eval.num_loops=7` of a model with three loops."""
+  folder = tmp_path / "figures"
+  folder.mkdir()
+  stale = [folder / "skipping.png", folder / "exits.json"]
+  for path in stale:
+    path.write_bytes(b"of an earlier score")
+  result = _draw(tmp_path, eval__num_loops=7)
+  assert not result.failed and not any(path.exists() for path in stale)
+  (axes,) = drawn["halting.png"].get_axes()
+  shares = [[bar.get_height() for bar in bars] for bars in axes.containers]
+  assert {len(kind) for kind in shares} == {7}
+  assert all(sum(kind) == pytest.approx(1) for kind in shares)
+  assert sum(kind[-1] for kind in shares) > 0  # The router halts late at first.
+  maps = [x for x in drawn["halting_map.png"].get_axes() if x.images]
+  assert {axes.images[0].get_clim() for axes in maps[:2]} == {(0, 7)}
+  titles = [axes.get_title() for axes in drawn["puzzle.png"].get_axes()]
+  assert any(title.startswith("after loop 7\n") for title in titles)
+  assert {value.shape for value in result.scores["depth"].values()} == {(7,)}
+  heads = drawn["attention.png"].get_axes()
+  assert any("of 7" in axes.get_title() for axes in heads)
+
+
 @pytest.mark.long
 def test_what_does_not_apply_is_left_out(tmp_path):
   _write_metrics(tmp_path)

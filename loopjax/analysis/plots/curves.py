@@ -255,7 +255,7 @@ def draw_halting(evaluated: EvaluatedModel) -> list[pathlib.Path]:
   steps = halting.ponder_steps(evaluated)
   if steps is None:
     return []
-  num_loops = evaluated.settings.model.num_loops
+  num_loops = evaluated.settings.eval_loops
   parts = halting.by_kind(steps, evaluated.num_memory)
   figure = draw.new(8, 4)
   axes = figure.subplots()
