@@ -267,6 +267,7 @@ def test_read_through_the_csv_path(tmp_path):
     "here,1.3434..4.2.2341,1234341241232341,0\n"
     "there,.2343412.123234.,1234341241232341,12\n"
     "there,short,1234341241232341,1\n"
+    "there,.2343412.1232341,1234341241232341,\n"
   )
   config = task.Config(
     box_rows=2,
@@ -277,14 +278,14 @@ def test_read_through_the_csv_path(tmp_path):
   )
   dataset, (batch,) = batches(config, "test", num=1)
   del dataset.facts["test_sha256"]
-  assert dataset.facts == {"test_examples": 2, "test_rows_skipped": 1}
+  assert dataset.facts == {"test_examples": 3, "test_rows_skipped": 1}
   assert dataset.groups["source"] == ("here", "there")
   groups = zip(
     batch["group/source"][batch["valid"]].tolist(),
     batch["group/rating"][batch["valid"]].tolist(),
     strict=True,
   )
-  assert sorted(groups) == [(0, 0), (1, 3)]
+  assert sorted(groups) == [(0, 0), (1, -1), (1, 3)]  # -1 is in no group.
 
 
 def test_an_answer_is_checked_by_the_rules_and_the_givens():

@@ -8,10 +8,13 @@ Files of puzzles are read and checked once, packed, and memory-mapped. A file of
 millions of rows is streamed in chunks. The packed result is stored in the
 user's cache under the content's checksum; later runs only compute the checksum.
 
-They have the Sudoku-Extreme schema. The first line is
-`source,question,answer,rating`. Then follows one puzzle per line: the name of
-its source, its cells in row-major order with `.` or `0` for a blank, its
-solution, and its difficulty as a non-negative integer.
+The first line names the columns, in any order, as Sudoku-Extreme does
+(`source,question,answer,rating`) or other public files (`quizzes,solutions`;
+`puzzle,solution`; `id,puzzle,solution,clues,difficulty`). Then follows one
+puzzle per line: its cells in row-major order with `.` or `0` for a blank, its
+solution, and if there are such columns the name of its source and its
+difficulty, a non-negative number that is rounded down, or nothing. Spaces
+around fields, and other columns, do not count.
 """
 
 import contextlib
@@ -53,7 +56,7 @@ class Puzzles(NamedTuple):
       solutions; the last half of a byte is 0.
     class_keys: uint64 `[N]`, `symmetry.class_key` of the solutions.
     ratings: int32 `[N]`, difficulty; larger is harder. The scale depends on
-      the source.
+      the source; -1 if unknown.
     source_ids: int32 `[N]`, positions in `sources`.
     sources: the names of the puzzles' sources.
     num_skipped: number of malformed rows that were skipped.
@@ -157,10 +160,34 @@ def _name(board):
   return f"{board.box_rows}x{board.box_cols}"
 
 
-HEADER = ("source", "question", "answer", "rating")
+# The names of the columns, by what they hold.
+_NAMES = {
+  "source": ("source",),
+  "question": ("question", "puzzle", "quizzes"),
+  "answer": ("answer", "solution", "solutions"),
+  "rating": ("rating", "difficulty"),
+}
+_HEADER = "question (or puzzle, quizzes) and answer (or solution, solutions)"
+_UNKNOWN = "unknown"  # The source of rows that name none.
 _MAX_RATING = 2**31 - 1
+_RATING = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+")
 
-Row = tuple[int, list[str]]  # The number of its line, and its fields.
+
+class Row(NamedTuple):
+  """A row of a file.
+
+  Attributes:
+    line: the number of its line.
+    source, question, answer, rating: its fields; "" for those it lacks.
+    fault: why they cannot be told apart; "" if they can.
+  """
+
+  line: int
+  source: str = ""
+  question: str = ""
+  answer: str = ""
+  rating: str = ""
+  fault: str = ""
 
 
 class Checked(NamedTuple):
@@ -188,7 +215,7 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
     file: its bytes, plain or gzip.
 
   Raises:
-    UserError: the file cannot be read, is not CSV or has another header.
+    UserError: the file cannot be read, is not CSV or lacks a column.
   """
   file.seek(0)
   packed = file.read(2) == b"\x1f\x8b"
@@ -196,22 +223,22 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
   content = gzip.GzipFile(fileobj=file) if packed else file
   text = io.TextIOWrapper(content, "utf-8-sig", newline="")
   # Strict: a stray quote would join rows into one, of which one is used.
-  reader = csv.reader(text, strict=True)
+  reader = csv.reader(text, strict=True, skipinitialspace=True)
   try:
     header = next((fields for fields in reader if fields), None)
     if header is None:
       raise UserError(f"{path}: the file is empty")
-    if tuple(name.strip().lower() for name in header) != HEADER:
-      raise UserError(
-        f"{path}:1: the header is {','.join(header)[:80]!r}; expected "
-        f"{','.join(HEADER)}"
-      )
+    places = _places(path, header)
     # Quoted fields may contain line breaks: a row starts on the line after the
     # end of the previous row.
     line = reader.line_num + 1
     for fields in reader:
-      if fields:
-        yield line, fields
+      if len(fields) == len(header):
+        named = {name: fields[at].strip() for name, at in places.items()}
+        yield Row(line, **named)
+      elif fields:
+        fault = f"has {len(fields)} fields; expected {len(header)}"
+        yield Row(line, fault=fault)
       line = reader.line_num + 1
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise UserError(
@@ -232,6 +259,28 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
     text.detach()  # Otherwise the caller's file would be closed.
 
 
+def _places(path: str, header: Sequence[str]) -> dict[str, int]:
+  """The places of the columns in a row, by the fields of `Row`.
+
+  Raises:
+    UserError: a column is missing, or there are two of them.
+  """
+  names = [name.strip().lower() for name in header]
+  places: dict[str, int] = {}
+  for field, known in _NAMES.items():
+    found = [at for at, name in enumerate(names) if name in known]
+    if len(found) > 1 or not found and field in ("question", "answer"):
+      wrong = "several columns" if found else "no column"
+      raise UserError(
+        f"{path}:1: the header {','.join(header)[:80]!r} has {wrong} for the"
+        f" {field}; expected {_HEADER}, and perhaps rating (or difficulty) and"
+        " source"
+      )
+    if found:
+      places[field] = found[0]
+  return places
+
+
 def check(board: Board, rows: Sequence[Row], check_solutions: bool) -> Checked:
   """Separates valid rows from malformed ones.
 
@@ -241,43 +290,40 @@ def check(board: Board, rows: Sequence[Row], check_solutions: bool) -> Checked:
   """
   question = re.compile(f"[.0-{board.size}]{{{board.num_cells}}}").fullmatch
   answer = re.compile(f"[1-{board.size}]{{{board.num_cells}}}").fullmatch
-  rating = re.compile("[0-9]{1,9}").fullmatch
+  rating = re.compile("[0-9]{0,9}").fullmatch
   faults: dict[int, str] = {}
-  formed = []
+  formed: list[Row] = []
   for row in rows:
-    line, fields = row
     # Fast path: nearly all rows are well formed.
     if not (
-      len(fields) == 4
-      and question(fields[1])
-      and answer(fields[2])
-      and rating(fields[3])
-    ) and (fault := _fault_of_form(board, fields)):
-      faults[line] = fault
+      question(row.question) and answer(row.answer) and rating(row.rating)
+    ) and (fault := row.fault or _fault_of_form(board, row)):
+      faults[row.line] = fault
     else:
       formed.append(row)
-  questions, answers = (_digits(board, formed, column) for column in (1, 2))
+  questions, answers = (
+    _digits(board, [getattr(row, column) for row in formed])
+    for column in ("question", "answer")
+  )
   sound = np.ones(len(formed), bool)
   for i, fault in _faults(board, questions, answers, check_solutions).items():
-    faults[formed[i][0]] = f"{fault}; correct or remove the row"
+    faults[formed[i].line] = f"{fault}; correct or remove the row"
     sound[i] = False
-  valid_rows = [
-    fields for (_, fields), good in zip(formed, sound, strict=True) if good
-  ]
+  valid_rows = [row for row, good in zip(formed, sound, strict=True) if good]
   return Checked(
-    sources=[fields[0] for fields in valid_rows],
+    sources=[row.source or _UNKNOWN for row in valid_rows],
     questions=questions[sound],
     answers=answers[sound],
-    ratings=np.array([int(fields[3]) for fields in valid_rows], np.int32),
+    ratings=np.array(
+      [int(float(row.rating or "-1")) for row in valid_rows], np.int32
+    ),
     faults=dict(sorted(faults.items())),
   )
 
 
-def _fault_of_form(board: Board, fields: list[str]) -> str:
+def _fault_of_form(board: Board, row: Row) -> str:
   """The format error of a row; "" if there is none."""
-  if len(fields) != len(HEADER):
-    return f"has {len(fields)} fields; expected {len(HEADER)}"
-  _, question, answer, rating = fields
+  question, answer, rating = row.question, row.answer, row.rating
   cells, digits = board.num_cells, "123456789"[: board.size]
   if len(question) != cells:
     return f"the question has {len(question)} cells; expected {cells}"
@@ -290,16 +336,16 @@ def _fault_of_form(board: Board, fields: list[str]) -> str:
     )
   if stray := answer.strip(digits):
     return f"the answer contains {stray[0]!r}; use 1 to {board.size}"
-  if not (rating.isascii() and rating.isdigit()):
-    return f"the rating is {rating[:40]!r}; expected a non-negative integer"
-  if len(rating) > 10 or int(rating) > _MAX_RATING:
+  if rating and not _RATING.fullmatch(rating):
+    return f"the rating is {rating[:40]!r}; expected a non-negative number"
+  if float(rating or 0) > _MAX_RATING:
     return f"the rating exceeds {_MAX_RATING}"
   return ""
 
 
-def _digits(board: Board, rows: Sequence[Row], column: int) -> np.ndarray:
+def _digits(board: Board, cells: Sequence[str]) -> np.ndarray:
   """One column of well-formed rows as boards, uint8 `[n, cells]`."""
-  text = "".join(fields[column] for _, fields in rows).replace(".", "0")
+  text = "".join(cells).replace(".", "0")
   codes = np.frombuffer(text.encode("ascii"), np.uint8)
   return (codes - ord("0")).reshape(-1, board.num_cells)
 
@@ -333,7 +379,7 @@ def _faults(
   return faults
 
 
-_VERSION = 1  # Version of the cached format; other versions are ignored.
+_VERSION = 2  # Version of the cached format; other versions are ignored.
 _COLUMNS = {  # The arrays of `Puzzles`, one file each.
   "givens": np.uint8,
   "answers": np.uint8,
@@ -421,8 +467,8 @@ def _opened(path: str) -> Iterator[io.BufferedReader]:
       yield file
   except FileNotFoundError:
     raise UserError(
-      f"{path}: no such file; expected a CSV file with the header "
-      f"{','.join(HEADER)}, or hf://OWNER/NAME/FILE"
+      f"{path}: no such file; expected a CSV file with columns {_HEADER}, or"
+      " hf://OWNER/NAME/FILE"
     ) from None
   except IsADirectoryError:
     raise UserError(f"{path}: is a directory; expected a CSV file") from None

@@ -29,7 +29,7 @@ class Config:
 
   Attributes:
     box_rows, box_cols: size of a box: 2x2, 2x3 or 3x3 cells and so on.
-    train_csv, test_csv: files in the Sudoku-Extreme schema, plain or gzip, or
+    train_csv, test_csv: CSV files, see `puzzles`, plain or gzip, or
       hf://OWNER/NAME/FILE; empty for the puzzles shipped with the package. With
       train_csv, test_csv is needed; alone it replaces the test split.
     on_bad_row: "error" stops at a malformed row, "skip" skips it and counts it

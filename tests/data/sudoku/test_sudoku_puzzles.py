@@ -216,10 +216,11 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     (gzip.compress(b"", mtime=0), "the file is empty"),
     (HEADER, "{path}:1: contains no puzzles"),
     (
-      f"source,puzzle,answer,rating\n{GOOD}",
-      "{path}:1: the header is 'source,puzzle,answer,rating'; expected"
-      " source,question,answer,rating",
+      f"source,game,answer,rating\n{GOOD}",
+      "{path}:1: the header 'source,game,answer,rating' has no column for the"
+      " question; expected question (or puzzle, quizzes) and answer",
     ),
+    (f"puzzle,quizzes,answer,rating\n{GOOD}", "several columns for the questi"),
     (GOOD, ":1: the header"),
     ("<!DOCTYPE html>\n" + GOOD, "{path}: is a web page"),
     (HEADER + GOOD + "x" * 200000 + "\n", "{path}:3: invalid CSV"),
@@ -237,6 +238,38 @@ def test_files_that_cannot_be_read(write, kept, content, message):
 def test_a_header_in_capitals_and_with_spaces(write):
   path = write("Source, Question , ANSWER,rating\n" + GOOD)
   assert len(puzzles_lib.read(BOARD, path).ratings) == 1
+
+
+@pytest.mark.parametrize(
+  ("text", "ratings", "source"),
+  [
+    (f"quizzes,solutions\n{QUESTION.replace('.', '0')},{ANSWER}\n", [-1], ""),
+    (f"puzzle,solution\n{QUESTION},{ANSWER}\n", [-1], ""),
+    (
+      f"id,puzzle,solution,clues,difficulty\n7,{QUESTION},{ANSWER},8,2.2\n"
+      f"8,{QUESTION},{ANSWER},8,0.0\n9,{QUESTION},{ANSWER},8,.9\n",
+      [2, 0, 0],
+      "",
+    ),
+    (f"rating,answer,source,question\n4,{ANSWER},me,{QUESTION}\n", [4], "me"),
+    (
+      f"{HEADER}me, {QUESTION} , {ANSWER}, 3 \nme,\t{QUESTION},{ANSWER},\n",
+      [3, -1],
+      "me",
+    ),
+    (f'{HEADER}"me", "{QUESTION}", "{ANSWER}", 5.\n', [5], "me"),
+    (f"{HEADER},{QUESTION},{ANSWER},1\n", [1], ""),
+  ],
+)
+def test_files_as_people_have_them(write, text, ratings, source):
+  """Three of Kaggle, another order of columns, spaces, ratings or none."""
+  puzzles = puzzles_lib.read(BOARD, write(text))
+  questions, answers = boards(puzzles)
+  expected = [int(c) for c in QUESTION.replace(".", "0")]
+  assert questions.tolist() == [expected] * len(ratings)
+  assert answers.tolist() == [[int(c) for c in ANSWER]] * len(ratings)
+  assert puzzles.ratings.tolist() == ratings
+  assert puzzles.sources == (source or "unknown",)
 
 
 def test_paths_that_are_none(tmp_path):
@@ -258,9 +291,9 @@ BAD_ROWS = {
   "the givens of the question contradict": f"mine,11{QUESTION[2:]},{ANSWER},3",
   "the answer is not a solution": f"mine,{QUESTION},{ANSWER[:-1]}2,3",
   "the answer contradicts": f"mine,.3{QUESTION[2:]},{ANSWER},3",
-  "the rating is '1.5'": f"mine,{QUESTION},{ANSWER},1.5",
+  "the rating is 'easy'": f"mine,{QUESTION},{ANSWER},easy",
   "the rating is '-1'": f"mine,{QUESTION},{ANSWER},-1",
-  "the rating is ''": f"mine,{QUESTION},{ANSWER},",
+  "the rating is 'nan'": f"mine,{QUESTION},{ANSWER},nan",
   "the rating is '²'": f"mine,{QUESTION},{ANSWER},²",
   "the rating exceeds": f"mine,{QUESTION},{ANSWER},2147483648",
 }
