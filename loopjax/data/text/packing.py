@@ -9,7 +9,9 @@ Language Modeling, arXiv 2404.10830).
 
 The record of a row is, little-endian: the number of pieces (i4), the length of
 each and the correction of its bytes (i4), one bit per prediction for whether it
-counts, and the tokens of each piece, one more than its length.
+counts, and the tokens of each piece, one more than its length. The bytes of the
+tokens that count, plus the correction, make the bytes of the text that they
+stand for.
 """
 
 from collections.abc import Sequence
@@ -27,14 +29,15 @@ class Document(NamedTuple):
     tokens: int [n + 2], between two end tokens.
     counted: bool [n + 1], which predictions count; the last does.
     num_bytes: UTF-8 bytes of the text whose predictions count.
-    token_bytes: UTF-8 bytes that their tokens stand for; differs from num_bytes
-      if the tokenizer normalises text.
+    corrections: int [n + 1], added to the bytes of the tokens of the
+      predictions that count, so that they become the bytes of the text: 0,
+      unless tokens differ from the text, as with ## or after a normalisation.
   """
 
   tokens: np.ndarray
   counted: np.ndarray
   num_bytes: int
-  token_bytes: int
+  corrections: np.ndarray
 
 
 class Packed(NamedTuple):
@@ -82,11 +85,11 @@ def pack(
   lengths = np.minimum(sizes[document] - place * length, length)
 
   wanted = np.logical_or.reduceat(counted, starts)
-  # The last piece, which always counts, corrects the bytes of a document.
-  corrections = np.zeros(len(document), np.int64)
-  corrections[np.cumsum(num_pieces) - 1] = [
-    d.num_bytes - d.token_bytes for d in documents
-  ]
+  none = np.zeros(1, np.int64)
+  corrections = np.add.reduceat(
+    np.concatenate([x for d in documents for x in (d.corrections, none)]),
+    starts,
+  )
 
   starts, lengths = starts[wanted], lengths[wanted]
   header = np.stack([lengths, corrections[wanted]], axis=1)
@@ -164,7 +167,8 @@ def unpack(
   Returns:
     Arrays [B, length]: "inputs", "targets" i32; "weights" f32, 1 where a
     prediction counts; "documents" i32, 1, 2, ... and 0 for padding; "bytes"
-    f32, UTF-8 bytes of the targets that count, exact in sum over a piece.
+    f32, UTF-8 bytes of the targets that count, exact in sum over a piece: those
+    of their tokens, in proportion where tokens differ from the text.
   """
   shape = (len(records), length)
   inputs = np.full(shape, padding, np.int32)
@@ -192,9 +196,8 @@ def unpack(
     weights[row, :total] = counted
     documents[row, :total] = ids + 1
     sizes = np.where(counted, token_bytes[tokens[here + 1]], 0)
-    starts = np.cumsum(lengths) - lengths
-    last = np.maximum.reduceat(np.where(counted, np.arange(total), 0), starts)
-    sizes[last] += corrections
+    if corrections.any():
+      sizes = _corrected(sizes, counted, lengths, corrections)
     num_bytes[row, :total] = sizes
   return {
     "inputs": inputs,
@@ -203,6 +206,35 @@ def unpack(
     "documents": documents,
     "bytes": num_bytes,
   }
+
+
+def _corrected(
+  sizes: np.ndarray,
+  counted: np.ndarray,
+  lengths: np.ndarray,
+  corrections: np.ndarray,
+) -> np.ndarray:
+  """The bytes of predictions, in proportion to those of their tokens.
+
+  Args:
+    sizes: bytes of the tokens of the predictions of pieces, int [N], 0 for
+      those that do not count.
+    counted: which count, bool [N]; at least one of each piece.
+    lengths, corrections: of each piece.
+
+  Returns:
+    Integers of at least 0, int [N]; over a piece, their sum equals the sum of
+    the sizes plus the correction.
+  """
+  starts = np.cumsum(lengths) - lengths
+  wanted = np.add.reduceat(sizes, starts) + corrections
+  sizes = sizes + 1e-6 * counted  # Tokens without bytes of their own.
+  ends = np.cumsum(sizes)
+  before = np.repeat(ends[starts] - sizes[starts], lengths)
+  shares = (ends - before) / np.repeat(np.add.reduceat(sizes, starts), lengths)
+  stops = np.rint(shares * np.repeat(wanted, lengths))
+  stops += np.repeat(np.cumsum(wanted) - wanted, lengths)
+  return np.diff(stops, prepend=0)
 
 
 def best_fit(lengths: np.ndarray, length: int) -> list[list[int]]:

@@ -253,7 +253,7 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
   return _Part(
     {
       split: packing.pack(
-        _tokenised(found, tokenizer),
+        _tokenised(found, tokenizer, config.sequence_length),
         config.sequence_length,
         tokenizer.num_ids,
         config.packed,
@@ -279,9 +279,9 @@ def _tokenizer(config: Config, key: str) -> Tokenizer:
 
 
 def _tokenised(
-  found: Sequence[files.Segments], tokenizer: Tokenizer
+  found: Sequence[files.Segments], tokenizer: Tokenizer, length: int
 ) -> list[packing.Document]:
-  """Documents as token ids."""
+  """Documents as token ids, for rows of a length."""
   ids = tokenizer.encode_parts([[text for text, _ in part] for part in found])
   dtype = packing.token_dtype(tokenizer.num_ids)
   begin, end = (
@@ -291,17 +291,48 @@ def _tokenised(
   for segments, parts in zip(found, ids, strict=True):
     tokens = np.concatenate([begin, *parts, end], dtype=dtype, casting="unsafe")
     counted = np.ones(len(tokens) - 1, bool)
-    num_bytes = token_bytes = start = 0
+    num_bytes = start = 0
     for (text, predicted), part in zip(segments, parts, strict=True):
       stop = start + len(part)
       if predicted:
         num_bytes += len(text.encode())
-        token_bytes += tokenizer.count_bytes(part)
       else:
         counted[start:stop] = False
       start = stop
-    tokenised.append(packing.Document(tokens, counted, num_bytes, token_bytes))
+    sizes = np.where(counted, tokenizer.num_bytes[tokens[1:]], 0)
+    corrections = np.zeros(len(counted), np.int64)
+    if missing := num_bytes - int(sizes.sum()):
+      if len(counted) > length:
+        corrections = _sizes(segments, counted, tokenizer) - sizes
+      else:  # Of one row: the place does not matter.
+        corrections[-1] = missing
+    tokenised.append(packing.Document(tokens, counted, num_bytes, corrections))
   return tokenised
+
+
+def _sizes(
+  segments: files.Segments, counted: np.ndarray, tokenizer: Tokenizer
+) -> np.ndarray:
+  """The UTF-8 bytes of a text that each prediction stands for, int [n + 1].
+
+  A prediction that counts has the bytes of predicted segments since the end of
+  the previous one that counts, by the places of tokens in the text. The end has
+  those after the last token. All bytes of predicted segments are thus there
+  once, whatever the tokenizer does to the text.
+  """
+  text = "".join(text for text, _ in segments)
+  codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+  widths = 1 + sum((codes >= least).astype(int) for least in _WIDER)
+  is_predicted = np.repeat(
+    [predicted for _, predicted in segments], [len(x) for x, _ in segments]
+  )
+  before = np.append(0, np.cumsum(widths * is_predicted))  # Each character.
+  ends = np.append(before[tokenizer.ends(text)], before[-1])
+  ends = np.maximum.accumulate(np.where(counted, ends, 0))
+  return np.diff(ends, prepend=0)
+
+
+_WIDER = (0x80, 0x800, 0x10000)  # First characters of two, three, four bytes.
 
 
 _VERSION = 5  # Version of the cached format.

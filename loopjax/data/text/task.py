@@ -24,7 +24,7 @@ from loopjax.types import Array, Batch, Dataset, Output, TaskSpec
 TRACES: tuple[str, ...] = ()  # `score` uses no trace.
 HEADLINE = ("bits_per_byte", "loss")
 _BLOCK = 1024  # Training rows in which each source has its exact share.
-_FEW_BYTES = 1e-3  # Avoids a division by zero.
+_FEW_BYTES = 1e-20  # Avoids a division by zero, and adds nothing to a sum.
 _ORDER, _MIXTURE = range(2)  # Streams of random numbers.
 
 

@@ -23,7 +23,7 @@ from loopjax.errors import UserError, needing, one_line
 
 NOTHING = "none"  # A begin token of `Tokenizer.beginning_with`.
 _BATCH = 1 << 20  # Characters at a time; encodings are far larger than text.
-_VERSION = 2  # Version of the ids of texts in several parts.
+_VERSION = 3  # Version of the ids of texts, and of the bytes of tokens.
 
 
 class Tokenizer:
@@ -40,7 +40,8 @@ class Tokenizer:
     num_real: number of ids that a model may predict; they precede an added
       padding id.
     num_bytes: int64 [num_ids], the UTF-8 bytes that an id stands for; 0 for
-      end and padding. Approximate if the tokenizer normalises text.
+      end and padding. Others than the text's where tokens differ from it, as
+      with ## or after a normalisation.
   """
 
   def __init__(
@@ -192,6 +193,14 @@ class Tokenizer:
       found.append(np.split(ids, np.searchsorted(ends, stops, "right")))
     return found
 
+  def ends(self, text: str) -> np.ndarray:
+    """The number of characters of a text up to the end of each token, int [n].
+
+    `encode` returns these tokens; not for bytes.
+    """
+    encoding = self._library.encode(text, add_special_tokens=False)
+    return np.array([end for _, end in encoding.offsets], np.int64)
+
   def _begun(self, ids: np.ndarray) -> np.ndarray:
     """The ids of a prompt with one begin token, if any; never empty."""
     start = self.start
@@ -225,10 +234,6 @@ class Tokenizer:
   def piece(self, index: int) -> bytes:
     """The bytes that an id stands for within a text; none for added ids."""
     return self._pieces[index] if index < len(self._pieces) else b""
-
-  def count_bytes(self, ids: np.ndarray) -> int:
-    """UTF-8 bytes that encoded text stands for: the sum of `num_bytes`."""
-    return int(self.num_bytes[ids].sum())
 
   def decode(self, ids: Sequence[int]) -> str:
     """Decodes ids, dropping added ones; invalid UTF-8 becomes U+FFFD."""

@@ -13,9 +13,12 @@ def document(rng, size):
   tokens = rng.integers(0, 5, size)
   counted = np.append(rng.random(size) < 0.7, True)
   framed = np.concatenate([[END], tokens, [END]])
-  approximate = int(SIZES[framed[1:]][counted].sum())
-  exact = approximate + int(rng.integers(-1, 2))
-  return packing.Document(framed, counted, exact, approximate)
+  exact = rng.integers(0, 4, size + 1) * counted
+  corrections = exact - SIZES[framed[1:]] * counted
+  if rng.random() < 0.3:  # Tokens are the text.
+    corrections = np.zeros(size + 1, int)
+    exact = SIZES[framed[1:]] * counted
+  return packing.Document(framed, counted, int(exact.sum()), corrections)
 
 
 def documents(seed=0, num=60, longest=40):
@@ -52,7 +55,7 @@ def test_every_prediction_is_there_once(length):
   packed = packing.pack(given, length, len(SIZES))
   rows = packing.unpack(packed.records, length, SIZES, PADDING)
   expected, dropped = [], 0
-  for tokens, counted, exact, _ in given:
+  for tokens, counted, exact, corrections in given:
     pieces = [
       slice(start, min(start + length, len(counted)))
       for start in range(0, len(counted), length)
@@ -61,16 +64,20 @@ def test_every_prediction_is_there_once(length):
     for piece in pieces:
       inputs, targets = tokens[:-1][piece], tokens[1:][piece]
       sizes = SIZES[targets] * counted[piece]
-      if piece is pieces[-1]:
-        sizes[-1] += left - sizes.sum()
-      left -= sizes.sum()
+      total = sizes.sum() + corrections[piece].sum()
+      left -= total
       if counted[piece].any():
-        expected.append((inputs, targets, counted[piece], sizes))
+        expected.append((inputs, targets, counted[piece], total))
       else:
+        assert total == 0
         dropped += 1
     assert left == 0
   key = lambda piece: [part.astype(int).tolist() for part in piece]  # noqa: E731
-  got = sorted(map(key, pieces_of(rows)))
+  ours = []
+  for inputs, targets, counts, sizes in pieces_of(rows):
+    assert (sizes >= 0).all() and not sizes[counts == 0].any()
+    ours.append((inputs, targets, counts, sizes.sum()))
+  got = sorted(map(key, ours))
   assert got == sorted(map(key, expected))
   counts = packed.counts
   assert counts["rows"] == len(packed.records) == len(rows["inputs"])
@@ -80,6 +87,27 @@ def test_every_prediction_is_there_once(length):
   assert counts["padding"] == (rows["documents"] == 0).sum()
   assert counts["tokens"] == (rows["documents"] > 0).sum()
   assert counts["bytes"] == rows["bytes"].sum() == sum(d[2] for d in given)
+
+
+def test_bytes_are_those_of_tokens_or_in_proportion():
+  """Three bytes too few, beside a document whose tokens are its text."""
+  given = [
+    packing.Document(
+      np.array([END, *tokens, END]), np.array(counted), total,
+      np.array(corrections),
+    )
+    for tokens, counted, total, corrections in (
+      ([1, 2], [True] * 3, 5, [0, 0, 0]),
+      ([2, 2, 0], [True, False, True, True], 8, [4, 0, 0, 0]),
+      ([5], [True, True], 7, [3, 4]),
+    )
+  ]  # fmt: skip
+  packed = packing.pack(given, 9, len(SIZES))
+  rows = packing.unpack(packed.records, 9, SIZES, PADDING)
+  found = {len(sizes): sizes.tolist() for *_, sizes in pieces_of(rows)}
+  assert found[3] == [2, 3, 0]
+  assert found[4] == [6, 0, 2, 0]  # As 3 to 1.
+  assert sum(found[2]) == 7 and min(found[2]) >= 0  # Tokens without bytes.
 
 
 def test_the_fullest_row_with_room_is_taken():
@@ -103,7 +131,7 @@ def test_rows_are_nearly_as_few_as_can_be():
 def test_ids_of_large_vocabularies_fit():
   sizes = np.ones(70_000, int)
   tokens = np.array([69_998, 65_536, 3, 69_998])
-  given = packing.Document(tokens, np.ones(3, bool), 2, 2)
+  given = packing.Document(tokens, np.ones(3, bool), 2, np.zeros(3, int))
   packed = packing.pack([given], 4, len(sizes))
   rows = packing.unpack(packed.records, 4, sizes, 69_999)
   assert rows["inputs"].tolist() == [[69_998, 65_536, 3, 69_999]]

@@ -19,6 +19,7 @@ from text_examples import jsonl, sentences
 from loopjax.data.text import files, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
+from loopjax.run import statistics
 from loopjax.types import Output
 
 pytestmark = pytest.mark.usefixtures("user_cache")
@@ -610,6 +611,75 @@ def test_bytes_are_those_of_the_text_whatever_becomes_of_it(config, tokenizer):
   whole = sentences(300) + sentences(200, 1000)
   train = [text for text in whole if JOB.split_of([(text, True)]) == "train"]
   assert facts["train_bytes"] == sum(len(text.encode()) for text in train)
+
+
+def library_of(kind):
+  """A tokenizer whose tokens have other bytes than the text."""
+  if kind == "wordpiece":
+    words = ["[UNK]", "the", "lo", "##op", "##s", "state", "ét", "##e", "."]
+    made = tokenizers.Tokenizer(
+      tokenizers.models.WordPiece({w: i for i, w in enumerate(words)})
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return made
+  made = tokenizers.Tokenizer(tokenizers.models.BPE())
+  made.normalizer = {
+    "nfkc": tokenizers.normalizers.NFKC, "nfd": tokenizers.normalizers.NFD,
+  }[kind]()  # fmt: skip
+  made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  made.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=280, show_progress=False,
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+  )  # fmt: skip
+  made.train_from_iterator(sentences(50), trainer)
+  return made
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "nfkc", "nfd"])
+@pytest.mark.parametrize("prompted", [False, True])
+def test_bits_per_byte_are_of_the_bytes_of_the_file(tmp_path, kind, prompted):
+  """Of documents that are longer than a row, for a model without a clue."""
+  path = tmp_path / "tokenizer.json"
+  library_of(kind).save(str(path))
+  words = "the loops ﬁ éte zzzzzzzz ①② state… 가 . "
+  answers = [words * n + chr(0x4E00 + n) + chr(10) for n in (1, 3, 20)]
+  prompts = [words * n for n in (3, 1, 7)]
+  rows = [
+    {"text": answer} | ({"prompt": prompt} if prompted else {})
+    for prompt, answer in zip(prompts, answers, strict=True)
+  ]
+  file = tmp_path / "test.jsonl"
+  file.write_bytes(jsonl(rows))
+  config = task.Config(
+    "not-read.txt", test_files=str(file), tokenizer=str(path),
+    sequence_length=32, prompt_field="prompt" if prompted else "",
+  )  # fmt: skip
+  found = joined(config, "test")
+  found = {name: array[found["valid"]] for name, array in found.items()}
+  size = sum(len(answer.encode()) for answer in answers)
+  assert found["bytes"].sum() == size and (found["bytes"] >= 0).all()
+  assert not found["bytes"][found["weights"] == 0].any()
+  num_ids = task.spec(config).vocab_size
+  logits = jnp.zeros((*found["targets"].shape, num_ids))
+  output = Output(logits, {}, {}, {}, {})
+  value, weight = map(np.float64, task.score(output, found)["bits_per_byte"])
+  bits = found["weights"].sum() * np.log2(num_ids)
+  mean, _ = statistics.mean(value * weight, weight)
+  assert mean == pytest.approx(bits / size, rel=1e-6)
+  if kind == "wordpiece" and not prompted:  # Each piece has its own bytes.
+    (whole,) = (x for x in answers if len(x) == max(map(len, answers)))
+    library = tokenizers.Tokenizer.from_file(str(path))
+    ends = [0, *(end for _, end in library.encode(whole).offsets)]
+    ids = library.encode(whole).ids
+    row = next(
+      n for n in range(len(found["inputs"]))
+      if found["targets"][n, :32].tolist() == ids[32:64]
+    )  # fmt: skip
+    piece = whole[ends[32] : ends[64]]
+    assert found["bytes"][row].sum() == len(piece.encode())
 
 
 def test_vocabularies_that_do_not_fit(config, tokenizer):
