@@ -200,7 +200,7 @@ OPTIONAL = {
     "play/server.py",
     "serve/app.py",
     "serve/command.py",
-    "serve/connections.py",
+    "serve/protocol.py",
     "serve/metrics.py",
     "serve/streams.py",
   )

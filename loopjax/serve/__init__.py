@@ -1,5 +1,5 @@
 """An HTTP server with OpenAI's completions and chat completions endpoints.
 
-`protocol` validates requests (with `fields` for their JSON fields), `answers`
-builds responses, `worker` runs the engine in a thread, and `app` connects them.
+`protocol` validates requests, `answers` builds responses, `worker` runs the
+engine in a thread, and `app` connects them.
 """

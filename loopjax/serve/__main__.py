@@ -7,7 +7,7 @@ from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.generate import source
 from loopjax.run import user_cache
 
-_PACKAGES = ("prometheus_client", "starlette", "uvicorn")
+_PACKAGES = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 
 
 @one_line_errors

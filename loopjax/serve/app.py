@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from loopjax.commands import hosts as hosts_lib
 from loopjax.errors import UserError
-from loopjax.serve import fields, protocol
+from loopjax.serve import protocol
 from loopjax.serve.answers import Answer
 from loopjax.serve.errors import (
   ClientError,
@@ -169,7 +169,7 @@ class Service:
         headers={"Retry-After": "1"},
       ) from None
     except UserError as error:
-      raise fields.refused(error) from error
+      raise protocol.refused(error) from error
     is_scored = completion.echoed and completion.log_probabilities
     prompts = completion.prompts if is_scored else ()
     chunks = self._chunks(worker, job, answer, started, prompts)
@@ -195,7 +195,7 @@ class Service:
         try:
           answer.prompt_scores.append(await worker.score(prompt))
         except UserError as error:
-          raise fields.refused(error) from error
+          raise protocol.refused(error) from error
       async for new_tokens in job.tokens():
         if is_first:
           self._metrics.first.observe(time.monotonic() - started)

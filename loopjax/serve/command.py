@@ -23,7 +23,6 @@ from loopjax.generate.programs.slots import MAX_TOP
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
-from loopjax.serve import connections
 from loopjax.serve.protocol import ServedModel
 from loopjax.serve.worker import Score, Worker
 
@@ -187,7 +186,8 @@ def _server(
         hosts=[*hosts.LOCAL, *names] if names or is_local else ["*"],
         origins=hosts.listed(options.cors),
       ),
-      http=connections.limited(options.max_connections),
+      # uvicorn refuses the connection that reaches the limit.
+      limit_concurrency=options.max_connections + 1,
       log_level="warning",
       access_log=False,
       ws="none",

@@ -12,7 +12,7 @@ import uvicorn
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate.requests import GeneratedToken
-from loopjax.serve import app, connections, protocol, worker
+from loopjax.serve import app, protocol, worker
 
 BYTES = Tokenizer("bytes")
 TEXT = "Über allen Gipfeln ist Ruh, in allen Wipfeln spürest du kaum ein ☃."
@@ -107,7 +107,7 @@ class Served:
 def serve(
   engine, *, capacity=8, limit=100, token="", chat=None, hosts=("*",),
   origins=(),
-  tokenizer=BYTES, max_connections=100, head_seconds=30.0, also=None,
+  tokenizer=BYTES, max_connections=100, also=None,
   score=None,
 ):  # fmt: skip
   """A real server on a free port of this machine, in another thread."""
@@ -129,7 +129,7 @@ def serve(
   server = uvicorn.Server(
     uvicorn.Config(
       made_app, host="127.0.0.1", port=0, log_level="error",
-      http=connections.limited(max_connections, head_seconds),
+      limit_concurrency=max_connections + 1,
       ws="none", timeout_graceful_shutdown=5,
     )
   )  # fmt: skip
