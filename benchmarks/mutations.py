@@ -1,6 +1,6 @@
 """Plants listed faults one at a time, and checks that tests fail.
 
-  nice python benchmarks/mutations.py [--only=WORD,...] [--list]
+  nice python benchmarks/mutations.py [--table=FILE] [--only=WORD,...] [--list]
 
 `mutations.toml` lists faults that no random change of one operator, constant or
 statement produces (see `mutants.py` for those), each with the tests that must
@@ -137,11 +137,16 @@ def main() -> int:
     "--only", default="", help="parts of rows' names or files"
   )
   parser.add_argument("--list", action="store_true", help="run nothing")
+  parser.add_argument(
+    "--table", type=pathlib.Path, default=TABLE, help="[mutations.toml]"
+  )
   parser.add_argument("--timeout", type=float, default=300, help="seconds each")
   options = parser.parse_args()
   parts = options.only.split(",")
   mutations = [
-    m for m in load() if any(part in m.breaks + m.file for part in parts)
+    m
+    for m in load(options.table)
+    if any(part in m.breaks + m.file for part in parts)
   ]
   if not mutations:
     parser.error(f"--only={options.only}: no such row")

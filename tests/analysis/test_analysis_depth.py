@@ -159,3 +159,25 @@ def test_rows_count_by_their_weight():
   expected = np.sqrt(2 / (2 - 1) * 2) * (4 / 3) / 3
   np.testing.assert_allclose(found["bits/standard_error"], [expected])
   assert depth.means({"bits": (values, weights)}, []) == {}
+
+
+def test_scores_stand_at_the_loops_that_ran(tmp_path, drawn):
+  """With what the trained number of loops has, and the best one."""
+  scores = {
+    "exact_match": np.array([0.1, 0.4, 0.9, 0.7]),
+    "exact_match/standard_error": np.full(4, 0.05),
+    "loss": np.array([2.0, np.nan, 0.5, 1.0]),  # Two loops were not run.
+    "loss/standard_error": np.full(4, 0.1),
+  }
+  depth.draw_depth(scores, ("exact_match",), 2, 64, tmp_path)
+  figure = drawn["depth.png"]
+  shares, losses = figure.axes
+  best, line, trained = shares.get_lines()
+  assert line.get_label() == "exact match: 0.400 after 2, best 0.900 after 3"
+  assert line.get_xydata().tolist() == [[1, 0.1], [2, 0.4], [3, 0.9], [4, 0.7]]
+  assert best.get_xydata().tolist() == [[3, 0.9]]
+  assert list(trained.get_xdata()) == [2, 2]
+  assert (shares.get_xlabel(), shares.get_ylabel()) == ("loops run", "share")
+  line = losses.get_lines()[1]
+  assert line.get_xydata().tolist() == [[1, 2.0], [3, 0.5], [4, 1.0]]
+  assert figure.get_suptitle() == "64 examples, ±1 standard error"

@@ -195,3 +195,27 @@ def test_runs_of_one_name_are_told_apart(tmp_path, drawn):
   lines = drawn["gradient_flow.png"].axes[0].get_lines()
   assert [x.get_label() for x in lines] == ["a/looped", "b/looped", "melt"]
   assert len({x.get_color() for x in lines}) == 3
+
+
+def test_lines_stand_at_their_loops(tmp_path, drawn):
+  """Latents and gates begin with the second loop."""
+  one = {
+    "gradient": {"hidden": [4.0, 2.0, 1.0], "latents": [3.0, 0.5, 0.25]},
+    "radius": [0.5, 0.6, 0.7],
+    "latent": [0.1, 0.2],
+    "gate": {"mean": [0.3, 0.4], "kept": [0.5, 0.6], "replaced": [0.7, 0.8]},
+  }
+  gradient_flow.write({"runs/melt": one}, tmp_path)
+  back, forth, gates = drawn["gradient_flow.png"].axes
+  found = [
+    {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    for axes in (back, forth, gates)
+  ]
+  assert found[0] == {
+    "melt": [[0, 4.0], [1, 2.0], [2, 1.0]],
+    "melt, latents": [[0, 3.0], [1, 0.5], [2, 0.25]],
+  }
+  assert found[1]["melt"] == [[1, 0.5], [2, 0.6], [3, 0.7]]
+  assert found[1]["melt, latent only"] == [[2, 0.1], [3, 0.2]]
+  assert found[2]["mean z"] == [[2, 0.3], [3, 0.4]]
+  assert back.get_xlabel() == "after loop"

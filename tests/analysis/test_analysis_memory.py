@@ -47,3 +47,17 @@ def test_what_predicts_no_next_tokens_has_no_cache():
   settings = config_lib.resolve(load_config("sudoku_utm", "smoke"))
   with pytest.raises(UserError, match="does not predict next tokens"):
     memory.sizes(settings)
+
+
+def test_the_numbers_of_a_table_are_the_sizes():
+  settings = config_lib.resolve(load_config("multihop_disco", "smoke"))
+  sizes = memory.sizes(settings)
+  assert len(sizes) > 1
+  lines = memory.of_config(settings, 700).splitlines()[2:]
+  first = sizes[0].by_row + 700 * sizes[0].by_token
+  for size, line in zip(sizes, lines, strict=True):
+    size_bytes = size.by_row + 700 * size.by_token
+    assert line.split() == [
+      size.kind, f"{size.by_token:,}", f"{size.by_row:,}",
+      f"{size_bytes / 1e6:,.3f}", f"{size_bytes / first:.3f}",
+    ]  # fmt: skip

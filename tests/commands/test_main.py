@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 from tests_support import ROOT, command
 
@@ -17,6 +18,7 @@ from loopjax import config as config_lib
 from loopjax import errors, score, train
 from loopjax import main as main_lib
 from loopjax.analysis import figures
+from loopjax.run import processes
 from loopjax.run import workdir as workdir_lib
 from loopjax.train import score as score_lib
 
@@ -445,6 +447,28 @@ def test_other_errors_of_the_system_are_our_own():
 
   with pytest.raises(ConnectionResetError):
     main()
+
+
+@pytest.mark.parametrize(
+  ("error", "status", "waits"),
+  [
+    (processes.ProcessLostError("silent"), 5, True),
+    (jax.errors.JaxRuntimeError("Gloo all-reduce: connection closed"), 5, True),
+    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"), 1, False),
+    (errors.UserError("file.txt, line 3: no number"), 2, False),
+    (ZeroDivisionError("by zero"), 1, False),
+  ],
+)
+def test_the_cause_ends_before_those_that_lost_it(
+  error, status, waits, monkeypatch, capsys
+):
+  """Schedulers judge a run by the first of its processes that ends."""
+  events = []
+  monkeypatch.setattr(main_lib.time, "sleep", events.append)
+  monkeypatch.setattr(main_lib.os, "_exit", events.append)
+  main_lib._end_alone(error)
+  assert events == [main_lib._SECONDS_AFTER_A_LOSS] * waits + [status]
+  assert str(error).split(":")[0] in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_disk_that_is_full_for_many_threads_is_one_line():

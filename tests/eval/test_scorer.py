@@ -248,3 +248,9 @@ def test_likelihoods_that_are_all_the_same_are_no_scores():
   # One request, or a repeated one, is not evidence.
   assert len(scorer([request])) == 1
   assert len(scorer([request, request])) == 2
+
+
+def test_a_sum_of_many_tokens_loses_none_of_them():
+  """In float32, 2**24 + 1 is 2**24."""
+  score = scorer_lib.Score(np.float32([-(2**24), -1, -1]), np.ones(3, bool))
+  assert score.log_likelihood == -(2**24) - 2

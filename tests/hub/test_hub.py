@@ -210,6 +210,16 @@ def test_huginn_is_the_preset_of_its_paper():
   }
 
 
+def test_nanbeige_has_a_norm_after_every_loop_if_nothing_is_said():
+  layout = convert.LAYOUTS["nanbeige"]
+  theirs = json.loads(str(examples.oracle("nanbeige")["config"]))
+  for said, norm in ((False, "per_loop"), (True, "final_only")):
+    theirs["skip_loop_final_norm"] = said
+    assert convert.settings_of(layout, theirs)["loop_norm"] == norm
+  del theirs["skip_loop_final_norm"]
+  assert convert.settings_of(layout, theirs)["loop_norm"] == "per_loop"
+
+
 def test_nanbeige_has_one_norm_after_all_loops_if_it_says_so(tmp_path):
   oracle = examples.oracle("nanbeige")
   once = {"skip_loop_final_norm": True, "num_loops": 3}

@@ -145,3 +145,16 @@ def test_what_they_cannot_do_is_refused():
     dataclasses.replace(CONFIG, growth_steps=(1,), growth_loops=(3,))
   with refused("3 loops are more than model.num_loops=2"):
     recurrent.costs(CONFIG, SPEC, 3)
+
+
+def test_matrices_of_one_shape_begin_with_pairs_of_their_own():
+  """Else the first gradients of their other halves would be alike."""
+  params = examples.params_of(recurrent, CONFIG, SPEC)
+  first = [
+    np.ravel(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["differences"])
+    if path[-1].key == "A"
+  ]
+  assert len(first) > 3
+  drawn_once = np.concatenate(first)
+  assert len(np.unique(drawn_once)) == len(drawn_once)

@@ -12,7 +12,7 @@ import statistics
 import numpy as np
 import pytest
 from report_examples import log, write_run
-from tests_support import crossing, load_config, namespace
+from tests_support import crossing, load_config, namespace, summary_of
 
 from loopjax.analysis import figures
 from loopjax.data.gsm import task as gsm_task
@@ -131,6 +131,25 @@ def test_mean_and_sample_deviation(workdir):
   alone = grouping.ours(groups[1], exact)
   assert (alone.mean, alone.std) == (pytest.approx(50.0), None)
   assert grouping.ours(groups[2], exact) is None
+
+
+def test_what_a_row_took_is_that_of_its_runs(workdir):
+  plan = plan_of(workdir)
+  for run, seconds in zip(plan.runs, (7200, 10_800, 18_000), strict=False):
+    summary = summary_of(run.directory) | {"wall_seconds": seconds}
+    path = run.directory / "summary.json"
+    path.write_text(json.dumps(summary), encoding="utf-8")
+  text = written(workdir)[1].read_text().replace("\u00a0", " ")
+  header, row = (
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in text.splitlines()
+    if line.startswith(("| setting |", "| memory tokens = 0"))
+  )
+  of = dict(zip(header, row, strict=True))
+  assert of["runs"] == "3 of 3"
+  assert (of["test examples"], of["training steps"]) == ("520", "20")
+  assert of["parameters"] == "3,447"
+  assert of["wall time"] == "3.3 hours"  # The mean of 2, 3 and 5.
 
 
 def test_runs_that_differ_in_another_seed_count_each(workdir):

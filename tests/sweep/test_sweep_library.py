@@ -134,3 +134,13 @@ def test_mistakes_of_a_call(ran, tmp_path, items, options, says):
   with pytest.raises(UserError, match=says):
     loopjax.run_sweep(CONFIG, items, workdir=place, **options)
   assert not ran and not place.exists()
+
+
+def test_the_folder_of_a_sweep_may_begin_with_the_home(
+  ran, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  (row, _) = loopjax.run_sweep(CONFIG, LOOPS, workdir="~/mine")
+  assert row["run"] == f"{tmp_path}/mine/model.num_loops=2"
+  assert not (tmp_path / "~").exists()

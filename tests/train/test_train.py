@@ -22,7 +22,7 @@ from loopjax import train
 from loopjax.analysis import figures, sudoku
 from loopjax.errors import UserError
 from loopjax.optim import chain
-from loopjax.run import preemption
+from loopjax.run import metrics, preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.sweep import items
@@ -82,6 +82,42 @@ def test_a_row_has_the_means_since_the_last_one(finished, tmp_path):
       mean = np.mean([one[name] for one in pair])
       np.testing.assert_allclose(row[name], mean, rtol=2e-6)
     assert row["learning_rate"] == pair[-1]["learning_rate"]
+
+
+def test_an_evaluation_is_no_time_of_training(tmp_path, monkeypatch):
+  late = [0.0]
+  monkeypatch.setattr(
+    metrics,
+    "time",
+    types.SimpleNamespace(perf_counter=lambda: late[0] + time.perf_counter()),
+  )
+
+  def evaluate(*_):
+    late[0] += 1e6
+
+  monkeypatch.setattr(train_loop, "_evaluate", evaluate)
+  train.run(smoke(eval__every=10), tmp_path, "train_and_eval")
+  assert late == [1e6]
+  rates = [
+    row["steps_per_second"]
+    for row in workdir_lib.read_metrics(tmp_path)
+    if row["split"] == "train"
+  ]
+  assert len(rates) == 2
+  assert min(rates) > 10 / 1000
+
+
+def test_the_memory_of_the_step_is_printed(monkeypatch):
+  said, mib = [], 2**20
+  memory = {"arguments": 3 * mib, "temporaries": 4 * mib, "outputs": 0}
+  monkeypatch.setattr(train_loop.profiling, "memory", lambda _: memory)
+  step = types.SimpleNamespace(lower=lambda *_: step, compile=lambda: "done")
+  program = types.SimpleNamespace(train=step, schedule=lambda _: 0)
+  compiled, costs = train_loop._compile(
+    program, (), types.SimpleNamespace(say=said.append)
+  )
+  assert (compiled, costs["memory_bytes"]) == ("done", memory)
+  assert said[-1].endswith(" s; 7 MiB per device")
 
 
 def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
