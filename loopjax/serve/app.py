@@ -10,7 +10,7 @@ import contextlib
 import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client
 from starlette.applications import Starlette
@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from loopjax.commands import hosts as hosts_lib
 from loopjax.errors import UserError
+from loopjax.generate.requests import GeneratedToken
 from loopjax.serve import protocol
 from loopjax.serve.answers import Answer
 from loopjax.serve.errors import (
@@ -38,6 +39,18 @@ from loopjax.serve.worker import Job, Worker
 
 MAX_BODY = 1 << 20  # Bytes of a request body.
 _BODY_SECONDS = 30  # Maximum time for a request body to arrive.
+
+
+# From a prompt to its tokens after the first one, with their scores.
+Score = Callable[[Sequence[int]], list[GeneratedToken]]
+
+
+class Served(NamedTuple):
+  """A model: its engine's worker, what its clients may ask, and its scorer."""
+
+  worker: Worker
+  model: ServedModel
+  score: Score
 
 
 class _Middleware:
@@ -94,17 +107,17 @@ class _Middleware:
 class Service:
   """The handlers of the routes."""
 
-  def __init__(
-    self, served: Sequence[tuple[Worker, ServedModel]], metrics: ServerMetrics
-  ):
-    self._workers = {model.name: worker for worker, model in served}
-    self._models = {model.name: model for _, model in served}
+  def __init__(self, served: Sequence[Served], metrics: ServerMetrics):
+    self._served = {one.model.name: one for one in served}
+    self._models = {name: one.model for name, one in self._served.items()}
+    # One prompt is scored at a time.
+    self._scoring = {name: asyncio.Lock() for name in self._served}
     self._metrics, self._started = metrics, int(time.time())
 
   async def health(self, request: Request) -> Response:
     """Status 200, or 503 after an engine has failed."""
     del request
-    healthy = all(worker.healthy for worker in self._workers.values())
+    healthy = all(one.worker.healthy for one in self._served.values())
     status = {"status": "ok" if healthy else "failed"}
     return JSONResponse(status, 200 if healthy else 503)
 
@@ -149,7 +162,7 @@ class Service:
     started = time.monotonic()
     body = await _body(request)
     model, completion = protocol.parse(body, self._models, chat=chat)
-    worker = self._workers[model.name]
+    worker = self._served[model.name].worker
     answer = Answer(completion, model, chat=chat)
     num_choices, capacity = len(answer.choices), worker.capacity
     if num_choices > capacity:
@@ -172,14 +185,14 @@ class Service:
       raise protocol.refused(error) from error
     is_scored = completion.echoed and completion.log_probabilities
     prompts = completion.prompts if is_scored else ()
-    chunks = self._chunks(worker, job, answer, started, prompts)
+    chunks = self._chunks(model.name, job, answer, started, prompts)
     if not completion.stream:
       return await unless_disconnected(request, whole(chunks, answer))
     return Stream(events(chunks, answer, completion))
 
   async def _chunks(
     self,
-    worker: Worker,
+    name: str,
     job: Job,
     answer: Answer,
     started: float,
@@ -187,15 +200,17 @@ class Service:
   ) -> AsyncGenerator[dict[str, Any], None]:
     """Yields the chunks of an answer; cancels its requests at the end.
 
-    Before that, scores the given prompts.
+    Before that, scores the given prompts, beside the engine.
     """
-    is_first = True
+    is_first, (worker, _, score) = True, self._served[name]
     try:
       for prompt in prompts:
-        try:
-          answer.prompt_scores.append(await worker.score(prompt))
-        except UserError as error:
-          raise protocol.refused(error) from error
+        async with self._scoring[name]:
+          try:
+            scores = await asyncio.to_thread(score, prompt)
+          except UserError as error:
+            raise protocol.refused(error) from error
+        answer.prompt_scores.append(scores)
       async for new_tokens in job.tokens():
         if is_first:
           self._metrics.first.observe(time.monotonic() - started)
@@ -213,7 +228,7 @@ class Service:
 
 
 def make_app(
-  served: Sequence[tuple[Worker, ServedModel]],
+  served: Sequence[Served],
   *,
   token: str,
   hosts: Sequence[str],
@@ -227,7 +242,7 @@ def make_app(
     hosts: permitted names in the Host header, in lower case; "*" permits any.
     origins: of the web pages whose scripts may send requests; "*" for any.
   """
-  workers = [worker for worker, _ in served]
+  workers = [one.worker for one in served]
   metrics = ServerMetrics(workers)
   service = Service(served, metrics)
 

@@ -24,7 +24,7 @@ from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.saved.language_model import LanguageModel
 from loopjax.serve import app as app_lib
 from loopjax.serve.protocol import ServedModel
-from loopjax.serve.worker import Score, Worker
+from loopjax.serve.worker import Worker
 
 _MIN_TOKEN_LENGTH = 16  # Characters.
 _GRACE_SECONDS = 30  # Time for running requests after a shutdown signal.
@@ -63,7 +63,7 @@ def run(options: Options) -> int:
   token = _token(options)
   _check(options)
   with contextlib.closing(hosts.bind(options.host, options.port)) as listener:
-    served: list[tuple[Worker, ServedModel]] = []
+    served: list[app_lib.Served] = []
 
     def fail() -> None:
       server.should_exit = True
@@ -93,7 +93,7 @@ def _served(
   flags: source.ModelFlags,
   name: str,
   on_failure: Callable[[], None],
-) -> tuple[Worker, ServedModel]:
+) -> app_lib.Served:
   """Loads a model, and compiles its engine's programs.
 
   Raises:
@@ -110,8 +110,7 @@ def _served(
   limit = (
     options.max_new_tokens or flags.max_tokens or language_model.context_length
   )
-  score = prompt_scorer(language_model, engine.limits.max_tokens)
-  return Worker(engine, score, capacity, on_failure), ServedModel(
+  model = ServedModel(
     name,
     language_model.tokenizer,
     language_model.stop_tokens,
@@ -120,6 +119,8 @@ def _served(
     _template(source.template_folder(flags)),
     fewer,
   )
+  score = prompt_scorer(language_model, engine.limits.max_tokens)
+  return app_lib.Served(Worker(engine, capacity, on_failure), model, score)
 
 
 def _compile(
@@ -141,7 +142,7 @@ def _compile(
 
 def prompt_scorer(
   language_model: LanguageModel, max_tokens: int | None
-) -> Score:
+) -> app_lib.Score:
   """A function from a prompt to its tokens after the first, with their scores.
 
   Each length, rounded up, is compiled at its first use.
@@ -173,7 +174,7 @@ def prompt_scorer(
 
 
 def _server(
-  options: Options, served: list[tuple[Worker, ServedModel]], token: str
+  options: Options, served: list[app_lib.Served], token: str
 ) -> uvicorn.Server:
   """The server of some models."""
   names = hosts.allowed(options.allowed_hosts)
@@ -200,13 +201,13 @@ def _server(
 def _serve(
   options: Options,
   server: uvicorn.Server,
-  served: list[tuple[Worker, ServedModel]],
+  served: list[app_lib.Served],
   listener: socket.socket,
 ) -> int:
   """Serves on a bound socket; returns the exit status."""
   host, port = listener.getsockname()[:2]
   address = f"[{host}]" if ":" in host else host
-  names = ", ".join(model.name for _, model in served)
+  names = ", ".join(one.model.name for one in served)
   print(
     f"serving {names} at http://{address}:{port}/v1: {options.slots} requests"
     f" in parallel, {options.max_waiting} in the queue",
@@ -216,7 +217,7 @@ def _serve(
   with _ignored(signal.SIGTERM), _ignored(signal.SIGINT):
     server.run(sockets=[listener])
   print("ended", flush=True)
-  return 1 if any(worker.failed for worker, _ in served) else 0
+  return 1 if any(one.worker.failed for one in served) else 0
 
 
 @contextlib.contextmanager

@@ -18,8 +18,6 @@ from loopjax.generate.engine import Engine
 from loopjax.generate.requests import GeneratedToken, GenerationRequest
 from loopjax.serve.errors import EngineFailedError, QueueFullError
 
-# From a prompt to its tokens after the first one, with their scores.
-Score = Callable[[Sequence[int]], list[GeneratedToken]]
 # New tokens of a job, each with the index of its request in the job.
 NewTokens = list[tuple[int, GeneratedToken]]
 
@@ -70,7 +68,6 @@ class Worker:
   def __init__(
     self,
     engine: Engine,
-    score: Score,
     capacity: int,
     on_failure: Callable[[], None],
   ):
@@ -78,13 +75,11 @@ class Worker:
 
     Args:
       engine: the engine, which only the worker may use from now on.
-      score: called in the thread.
       capacity: maximum number of running and waiting requests.
       on_failure: called in the event loop if the engine fails.
     """
     self.capacity = capacity
-    self._engine, self._score_prompt = engine, score
-    self._on_failure = on_failure
+    self._engine, self._on_failure = engine, on_failure
     self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._thread = threading.Thread(
       target=self._run, name="engine", daemon=True
@@ -92,8 +87,6 @@ class Worker:
     self.failed = False
     # Used by the event loop: the unfinished requests of each job.
     self._running: dict[Job, set[int]] = {}
-    # Used by the event loop: of prompts that are being scored.
-    self._scores: set[asyncio.Future[list[GeneratedToken]]] = set()
     # Used by the thread: engine request number -> (job, index in the job).
     self._owners: dict[int, tuple[Job, int]] = {}
     self._stopping = False
@@ -159,23 +152,6 @@ class Worker:
       self._remove(job, cancelled)
       self._commands.put(functools.partial(self._cancel, job, cancelled))
 
-  async def score(self, prompt: Sequence[int]) -> list[GeneratedToken]:
-    """The scores of a prompt; computed between steps of the engine.
-
-    Raises:
-      EngineFailedError: the engine has failed, or this has.
-      UserError: a score is not finite.
-    """
-    if not self.healthy:
-      raise EngineFailedError
-    future = self._loop.create_future()
-    self._scores.add(future)
-    self._commands.put(functools.partial(self._score, future, prompt))
-    try:
-      return await future
-    finally:
-      self._scores.discard(future)
-
   # The following methods are called in the event loop.
 
   def _remove(self, job: Job, ended: set[int]) -> None:
@@ -209,9 +185,6 @@ class Worker:
       if not job.accepted.done():
         job.accepted.set_exception(EngineFailedError())
     self._running.clear()
-    for future in self._scores:
-      if not future.done():
-        future.set_exception(EngineFailedError())
     self._on_failure()
 
   # The following methods are called in the thread.
@@ -264,28 +237,6 @@ class Worker:
     else:
       self._owners |= {x: (job, n) for n, x in enumerate(added)}
     self._loop.call_soon_threadsafe(self._resolve, job, refusal)
-
-  def _score(
-    self, future: asyncio.Future[list[GeneratedToken]], prompt: Sequence[int]
-  ) -> None:
-    """Scores a prompt, unless its client has disconnected."""
-    if future.cancelled():
-      return
-    found: list[GeneratedToken] | UserError
-    try:
-      found = self._score_prompt(prompt)
-    except UserError as error:
-      found = error
-
-    def resolve() -> None:
-      if future.done():
-        return
-      if isinstance(found, UserError):
-        future.set_exception(found)
-      else:
-        future.set_result(found)
-
-    self._loop.call_soon_threadsafe(resolve)
 
   def _cancel(self, job: Job, numbers: set[int]) -> None:
     """Cancels requests of a job in the engine."""

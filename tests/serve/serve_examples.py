@@ -114,18 +114,18 @@ def serve(
   failures = []
 
   def make_worker(of):
-    return worker.Worker(
-      of, score or score_prompt, capacity, lambda: failures.append(1)
-    )
+    return worker.Worker(of, capacity, lambda: failures.append(1))
 
   made = make_worker(engine)
   model = protocol.ServedModel(
     "tiny", tokenizer, (tokenizer.end,), engine.limits.max_tokens, limit, chat
   )
-  pairs = [(made, model)]
+  score = score or score_prompt
+  models = [app.Served(made, model, score)]
   for other, name in (also or {}).items():
-    pairs.append((make_worker(other), model._replace(name=name)))
-  made_app = app.make_app(pairs, token=token, hosts=hosts, origins=origins)
+    other_model = model._replace(name=name)
+    models.append(app.Served(make_worker(other), other_model, score))
+  made_app = app.make_app(models, token=token, hosts=hosts, origins=origins)
   server = uvicorn.Server(
     uvicorn.Config(
       made_app, host="127.0.0.1", port=0, log_level="error",

@@ -390,10 +390,31 @@ def test_a_scorer_that_fails_is_no_answer(capsys):
 
   with examples.serve(examples.Engine(), score=fail) as made:
     fields = {"prompt": "x", "max_tokens": 0, "logprobs": 1, "echo": True}
-    assert made.post(**fields).status_code == 503
-    assert made.client.get("/health").status_code == 503
-    assert made.failures
+    assert made.post(**fields).status_code == 500
+    assert made.post(prompt="x", max_tokens=1).status_code == 200
+    assert not made.failures
   assert "no memory for a prompt" in capsys.readouterr().err
+
+
+def test_texts_go_on_while_a_prompt_is_scored():
+  """Its program may have to be compiled."""
+  go_on = threading.Event()
+
+  def score(prompt):
+    go_on.wait(20)
+    return examples.score_prompt(prompt)
+
+  fields = {"prompt": "ab", "max_tokens": 0, "logprobs": 1, "echo": True}
+  with (
+    examples.serve(examples.Engine(), score=score) as made,
+    concurrent.futures.ThreadPoolExecutor() as pool,
+  ):
+    echoed = pool.submit(made.post, **fields)
+    assert made.post(prompt="x", max_tokens=3).status_code == 200
+    assert not echoed.done()
+    go_on.set()
+    scores = echoed.result().json()["choices"][0]["logprobs"]
+    assert scores["token_logprobs"] == [None, -1.0, -2.0]
 
 
 def test_scores_that_are_not_finite_are_refused():
@@ -777,9 +798,7 @@ def test_a_request_for_scores_alone_does_not_wait_for_the_engine():
   held = threading.Event()
 
   async def submitted():
-    made = examples.worker.Worker(
-      examples.Engine(), examples.score_prompt, 8, held.set
-    )
+    made = examples.worker.Worker(examples.Engine(), 8, held.set)
     made.start()
     made._commands.put(held.wait)
     try:
