@@ -115,14 +115,6 @@ def test_nnx_stays_in_its_subset():
   assert used <= ALLOWED_NNX
 
 
-# Semi-public modules of JAX by file, with reasons.
-SEMI_PUBLIC = {
-  # Rewrites traced programs; nothing public reads or prunes them.
-  ("program/casts.py", "jax.extend.core"),
-  ("program/casts.py", "jax.extend.core.primitives"),
-}
-
-
 def test_libraries_are_used_through_public_modules():
   found = set()
   for path in FILES:
@@ -161,7 +153,7 @@ def test_libraries_are_used_through_public_modules():
         and (node.value.id, node.attr) != ("os", "_exit")  # Documented.
       ):
         found.add((str(path.relative_to(ROOT)), node.attr))
-  assert found == SEMI_PUBLIC
+  assert not found
 
 
 def test_versions_that_are_tested_are_those_that_are_asked_for():

@@ -146,7 +146,7 @@ def embedding(
 def _promoted(arrays: Any, /, *, dtype: Any = None, inexact: Any = None) -> Any:
   """The operands of a product in its dtype."""
   del inexact  # The dtype is explicit.
-  return tuple(None if x is None else jnp.asarray(x, dtype) for x in arrays)
+  return tuple(None if x is None else x.astype(dtype) for x in arrays)
 
 
 @jax.named_scope("read_out")

@@ -1,13 +1,14 @@
 """Loss and gradients of a batch, accumulated over devices and microbatches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from loopjax.program import casts, copies
+from loopjax.nn import twin
+from loopjax.program import copies
 from loopjax.types import Batch, Carried, Metrics
 
 
@@ -55,7 +56,6 @@ def gradients(
     num_microbatches: number of parts per device.
     layout: how parameters are gathered and cast.
   """
-  value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
   weights = batch["weights"]
   examples = (
     {**batch, "row": jnp.arange(len(weights), dtype=jnp.int32)},
@@ -65,11 +65,16 @@ def gradients(
 
   def run(examples: Any, others: Any) -> tuple[Any, Any]:
     """(state carried by example, (gradients, shared state, metrics))."""
-    params, frozen, shared, mean_weight, constants = others
+    params, frozen, shared, mean_weight, constants, rounded = others
     batch, by_example = examples
     before = Carried(by_example, shared)
     batch = {**batch, "mean_weight": mean_weight, "carried": before}
-    (_, metrics), grads = value_and_grad(params, batch, *constants, frozen)
+
+    def loss(params: Any) -> Any:
+      params, others = twin.joined((params, frozen), rounded)
+      return loss_of(params, batch, *constants, others)
+
+    (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(params)
     after = metrics.pop("carried", Carried())
     structure: Any = jax.tree.structure(after)
     assert structure == jax.tree.structure(before)
@@ -78,7 +83,7 @@ def gradients(
   others = (*params, carried.shared, mean_weight, constants)
   specs = (layout.params, layout.frozen, P(), P(), P())
   by_example, (grads, shared, metrics) = copies.data_parallel(
-    _once(_accumulated(run, num_microbatches), others, specs, layout),
+    _once(_accumulated(run, num_microbatches), specs, layout),
     specs,
     layout.params,
     allowed=layout.gather == "step",
@@ -86,51 +91,35 @@ def gradients(
   return metrics, Carried(by_example, shared), grads
 
 
-def _once(function: Any, others: Any, specs: Any, layout: Layout) -> Any:
-  """The function with its `others` cast and gathered before it runs.
+def _once(function: Any, specs: Any, layout: Layout) -> Any:
+  """The function with its parameters cast and gathered before it runs.
 
   Args:
-    function: of examples and other arguments.
-    others: the arguments other than examples.
-    specs: how they are split.
-    layout: when they are gathered.
+    function: of examples, and of other arguments, the first two of which are
+      parameters, and these parameters in bfloat16, None where they are not
+      cast.
+    specs: how the other arguments are split.
+    layout: how parameters are gathered and cast.
   """
-  if copies.jit_is_disabled():
-    return function
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), others
-  )
-  leaf_specs = jax.tree.leaves(jax.tree.broadcast(specs, others))
+  is_local = layout.gather == "use" or copies.jit_is_disabled()
 
   def gathered(x: Any, spec: P) -> Any:
-    return x if layout.gather == "use" else copies.gather(x, spec)
+    return x if is_local else copies.gather(x, spec)
+
+  def rounded(path: Any, x: Any, spec: P) -> Any:
+    if layout.casts and twin.is_multiplied(path, x):
+      return gathered(x.astype(jnp.bfloat16), spec)
+    return None
 
   def run(examples: Any, others: Any) -> Any:
-    leaves, structure = jax.tree.flatten(others)
-    if not layout.casts:
-      leaves = [
-        gathered(x, spec) for x, spec in zip(leaves, leaf_specs, strict=True)
-      ]
-      return function(examples, jax.tree.unflatten(structure, leaves))
-    program = casts.once(function, examples, shapes)
-    # Examples may be in floating-point numbers too.
-    rows = jax.tree.leaves(examples)
-    rows = _cast(rows, program.dtypes[: len(rows)])
+    splits = jax.tree.broadcast(specs, others)
     with jax.named_scope("parameters"):
-      cast = _cast(leaves, program.dtypes[len(rows) :])
-      leaves = [
-        gathered(x, spec) for x, spec in zip(cast, leaf_specs, strict=True)
-      ]
-    return program.call(*rows, *leaves)
+      narrow = jax.tree_util.tree_map_with_path(rounded, others[:2], splits[:2])
+      # The compiler gathers no array that is only read in bfloat16.
+      others = jax.tree.map(gathered, others, splits)
+    return function(examples, (*others, narrow))
 
   return run
-
-
-def _cast(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-  return [
-    x if x.dtype == dtype else x.astype(dtype)
-    for x, dtype in zip(leaves, dtypes, strict=True)
-  ]
 
 
 def _accumulated(run: Any, num_parts: int) -> Any:

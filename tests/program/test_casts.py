@@ -13,10 +13,11 @@ from tests_support import SMOKE, by_size, crossing, load_config, train_batches
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax import sharding
 from loopjax.loop import depth
 from loopjax.models import MODELS
-from loopjax.program import casts, gradients
-from loopjax.types import Carried
+from loopjax.nn import twin
+from loopjax.program import build, gradients
 
 FAMILIES = by_size(MODELS)
 
@@ -63,28 +64,38 @@ def loss(params, x, remat):
   return jax.lax.scan(loop, x, length=2)[0].sum()
 
 
+def compared(function, weights, *args):
+  """Gradients by `weights` that are twins and as they are; both programs."""
+
+  def of_twins(weights, *args):
+    rounded = weights.astype(jnp.bfloat16)
+
+    def total(weights):
+      return function(twin.joined(weights, rounded), *args)
+
+    return jax.value_and_grad(total)(weights)
+
+  plain = jax.value_and_grad(function)
+  got, expected = (jax.jit(f)(weights, *args) for f in (of_twins, plain))
+  jax.tree.map(np.testing.assert_array_equal, got, expected)
+  assert got[1].dtype == jnp.float32
+  return [jax.make_jaxpr(f)(weights, *args).jaxpr for f in (of_twins, plain)]
+
+
 @pytest.mark.parametrize("remat", [False, True])
-def test_a_stack_is_cast_before_loops_and_its_gradients_after(remat):
+def test_a_stack_is_cast_before_loops(remat):
   draw = functools.partial(jax.random.normal, jax.random.key(0))
-  params = {"scale": draw((3, 4)), "stack": draw((3, 4, 4))}
-  args = params, draw((5, 4))
-  function = jax.value_and_grad(functools.partial(loss, remat=remat))
-  made = casts.once(function, *args)
-  assert made.dtypes == (jnp.float32, jnp.bfloat16, jnp.float32)
-  taken = zip(jax.tree.leaves(args), made.dtypes, strict=True)
-  leaves = [x.astype(dtype) for x, dtype in taken]
-  got = jax.jit(made.call)(*leaves)
-  jax.tree.map(np.testing.assert_array_equal, got, jax.jit(function)(*args))
-  assert got[1]["stack"].dtype == jnp.float32
-  plain = jax.make_jaxpr(function)(*args).jaxpr
-  rewritten = jax.make_jaxpr(made.call)(*leaves).jaxpr
-  assert casts_in(plain, (4, 4)) and not casts_in(rewritten, (4, 4))
+  scale, x = draw((3, 4)), draw((5, 4))
+
+  def total(stack, x):
+    return loss({"scale": scale, "stack": stack}, x, remat)
+
+  once, plain = compared(total, draw((3, 4, 4)), x)
+  assert casts_in(plain, (4, 4)) and not casts_in(once, (4, 4))
   # The backward pass takes the weights, and no copy that the forward pass made:
   # `jax.jit` removes what nothing uses.
-  used = [True] * len(rewritten.outvars)
-  pruned, _ = partial_eval.dce_jaxpr(rewritten, used)
-  copies = returned_by_scans(pruned, (3, 4, 4), jnp.bfloat16)
-  assert len(copies) == remat  # Gradients of a step that runs again.
+  pruned, _ = partial_eval.dce_jaxpr(once, [True] * len(once.outvars))
+  assert not returned_by_scans(pruned, (3, 4, 4), jnp.bfloat16)
 
 
 @pytest.mark.parametrize("run", [
@@ -103,28 +114,8 @@ def test_loops_whose_number_is_drawn_cast_nothing(run):
     return jnp.sum(run(step, weights, x, depth))
 
   draw = functools.partial(jax.random.normal, jax.random.key(0))
-  args = draw((4, 4)), draw((3, 4)), jnp.asarray(3)
-  function = jax.value_and_grad(total)
-  made = casts.once(function, *args)
-  assert made.dtypes[0] == jnp.bfloat16
-  leaves = [x.astype(dtype) for x, dtype in zip(args, made.dtypes, strict=True)]
-  got, expected = jax.jit(made.call)(*leaves), jax.jit(function)(*args)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), got, expected
-  )
-  plain = jax.make_jaxpr(function)(*args).jaxpr
-  rewritten = jax.make_jaxpr(made.call)(*leaves).jaxpr
-  assert casts_in(plain, (4, 4)) and not casts_in(rewritten, (4, 4))
-
-
-def test_what_is_also_read_as_it_is_stays():
-  def both(w, v):
-    return (w.astype(jnp.bfloat16) * 2).sum() + w.sum(), v[1].astype(
-      jnp.bfloat16
-    )
-
-  w = jnp.arange(3.0)
-  assert casts.once(both, w, w).dtypes == (jnp.float32, jnp.bfloat16)
+  once, plain = compared(total, draw((4, 4)), draw((3, 4)), jnp.asarray(3))
+  assert casts_in(plain, (4, 4)) and not casts_in(once, (4, 4))
 
 
 def test_gradients_of_many_loops_add_up_in_float32():
@@ -136,30 +127,25 @@ def test_gradients_of_many_loops_add_up_in_float32():
 
     return jax.lax.scan(loop, jnp.zeros(()), length=1000)[0]
 
-  made = casts.once(jax.grad(total), jnp.ones(()))
-  assert made.dtypes == (jnp.bfloat16,)
-  assert made.call(jnp.ones((), jnp.bfloat16)) == 1000
+  rounded = jnp.ones((), jnp.bfloat16)
+  gradient = jax.grad(lambda w: total(twin.joined(w, rounded)))(jnp.ones(()))
+  assert gradient == 1000
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
-def test_examples_that_are_only_read_in_bfloat16_are_cast_too(num_parts):
-  """Tokens of a registered task may be vectors in float32."""
-
-  def loss(params, batch, frozen):
-    x = batch["inputs"].astype(jnp.bfloat16)
-    y = x * jnp.tanh(x @ params.astype(jnp.bfloat16))
-    return (total := jnp.mean(y.astype(jnp.float32))), {"loss": total}
-
-  batch = {"inputs": jnp.linspace(-2, 2, 12).reshape(4, 3)}
-  batch["weights"] = jnp.ones((4, 1))
-  arguments = loss, (jnp.ones((3, 3)), {}), batch, Carried(), (), num_parts
-  plain, cast = (
-    gradients.gradients(*arguments, gradients.Layout(casts=x))
-    for x in (False, True)
-  )
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-5), plain, cast
-  )
+def test_what_a_model_of_others_does_with_a_parameter_still_works():
+  """Only `astype` reads the rounded one; all else is of the float32 array."""
+  wide = jnp.asarray([[1.0, 2.0], [1 + 2**-12, 4.0]])
+  both = twin.joined(wide, wide.astype(jnp.bfloat16))
+  assert both.astype(jnp.bfloat16)[1, 0] == 1
+  assert both.T.astype(jnp.bfloat16)[0, 1] == 1
+  x = jnp.ones((2, 2))
+  for got, expected in (
+    (both[1], wide[1]), (both[...].astype(jnp.float32), wide),
+    (x @ both, x @ wide), (both @ x, wide @ x), (1 - both, 1 - wide),
+    (both * x, wide * x), (jnp.exp(both), jnp.exp(wide)),
+    (both.reshape(-1), wide.reshape(-1)), (len(both), 2),
+  ):  # fmt: skip
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.long
@@ -183,37 +169,53 @@ def test_examples_that_are_only_read_in_bfloat16_are_cast_too(num_parts):
   ),
 )
 def test_families_compute_the_same(name):
-  """Loss, metrics and gradients, up to the order of float32 sums."""
+  """Loss, metrics and gradients of parameters that are cast at every use."""
   config = load_config(*SMOKE[name])
   overrides = {"model.precision": "bfloat16", "run.num_microbatches": 2}
   config_lib.override(config, {**overrides, "loop.remat": "full"})
-  settings = config_lib.resolve(config)
-  program = program_lib.make_program(settings, jax.devices()[:1])
+  assert_same(config_lib.resolve(config), 1)
+
+
+@pytest.mark.long
+def test_split_parameters_are_gathered_in_both_dtypes():
+  config = load_config(*SMOKE["looped"])
+  sizes = {"mesh.fsdp": 4, "mesh.min_split_size": 200}
+  config_lib.override(config, {**sizes, "model.precision": "bfloat16"})
+  assert_same(config_lib.resolve(config), 4)
+
+
+def assert_same(settings, num_devices):
+  """Bit by bit, with parameters cast once and at every use."""
+  program = program_lib.make_program(settings, jax.devices()[:num_devices])
   state = program.init(jax.random.key(0))
   (batch,) = train_batches(settings, 1)
+  batch = sharding.put_batch(program.mesh, batch, len(batch["weights"]))
+  layout = program.uncompiled.keywords["layout"]
+  assert layout.casts
 
-  def loss_of(params, batch, key, step, teacher):
-    del teacher
+  def loss_of(params, batch, key, step, frozen):
+    del frozen
     model = nnx.merge(program.graphdef, params)
     return settings.family.loss(model, batch, key, step, None)
 
-  @functools.partial(jax.jit, static_argnums=2)
   def of_batch(state, batch, casts):
-    constants = state.key, state.step
-    layout = gradients.Layout(casts=casts)
     return gradients.gradients(
-      loss_of, (state.params, {}), batch, state.carried, constants, 2, layout
+      loss_of,
+      (state.params, ({}, {})),
+      batch,
+      state.carried,
+      (state.key, state.step),
+      settings.run.num_microbatches,
+      layout._replace(casts=casts),
     )
 
-  got, expected = (of_batch(state, batch, casts) for casts in (True, False))
-
-  def assert_close(x, y):
-    assert x.dtype == y.dtype
-    x, y = (np.asarray(a, np.float64) for a in (x, y))
-    # Sums of gradients in bfloat16 would differ by thousandths.
-    assert np.linalg.norm(x - y) <= 2e-4 * np.linalg.norm(y)
-
-  jax.tree.map(assert_close, got, expected)
+  got, expected = (
+    jax.jit(build.on_mesh(program.mesh, functools.partial(of_batch, casts=x)))(
+      state, batch
+    )
+    for x in (True, False)
+  )
+  jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
