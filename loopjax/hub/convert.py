@@ -174,7 +174,7 @@ def import_folder(
       then.
   """
   workdir_lib.check_new(workdir)
-  origin = {"imported": str(folder), "imported_sha256": digest(folder)}
+  source = folder
   with contextlib.ExitStack() as stack:
     there = None
     if folder.is_file():
@@ -182,6 +182,7 @@ def import_folder(
     config, _, params = read_folder(
       folder, dtype=dtype, sequence_length=sequence_length, there=there
     )
+    origin = {"imported": str(source), "imported_sha256": digest(source)}
     return write_run(workdir, config, params, folder, origin)
 
 
