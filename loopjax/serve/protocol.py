@@ -1,6 +1,6 @@
 """Request bodies: their fields, and what they ask of the engine.
 
-The fields are those of OpenAI's completions and chat completions. `num_loops`,
+OpenAI's completions and chat completions have these fields. `num_loops`,
 `exit_threshold`, `prefill_loops`, `top_k`, `min_p`, `repetition_penalty`,
 `add_generation_prompt` and `continue_final_message` are extensions. A field
 that would have no effect here is rejected, never silently ignored.
