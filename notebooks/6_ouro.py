@@ -102,7 +102,8 @@ elif not (workdir / "config.json").exists():
 
 # %%
 from loopjax.saved import language_model as language_model_lib
-from loopjax.generate import chat, source, text
+from loopjax.data.text import chat
+from loopjax.generate import source, text
 from loopjax.generate.engine import GenerationRequest, Sampling
 
 language_model = language_model_lib.load(workdir)

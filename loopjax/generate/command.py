@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 
 from loopjax import checks
-from loopjax.data.text import files
+from loopjax.data.text import chat, files
 from loopjax.errors import UserError
-from loopjax.generate import chat, source, text_flags
+from loopjax.generate import source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Costs, GeneratedToken, GenerationRequest
 from loopjax.generate.text import TextStream, each_text

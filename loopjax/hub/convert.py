@@ -129,7 +129,7 @@ def read_folder(
     raise UserError(f"{path}: {error}") from error
   config = config_lib.make(layout.family, "text")
   task = {
-    "tokenizer": str((folder / TOKENIZER).resolve()),
+    "tokenizer": str(tokenizer_files.completed(folder).resolve()),
     "end_token": tokenizer_files.end_token(folder),
     **tokenizer_files.beginning(folder)._asdict(),
     "vocab_size": vocab_size,
@@ -245,6 +245,8 @@ def write_run(
     for name in ("config.json", *FILES):
       if folder and (folder / name).is_file():
         shutil.copyfile(folder / name, kept / name)
+    if folder and (folder / TOKENIZER).is_file():
+      shutil.copyfile(tokenizer_files.completed(folder), kept / TOKENIZER)
     if (kept / TOKENIZER).is_file():
       config.task.tokenizer = str((kept / TOKENIZER).resolve())
     else:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from loopjax import checks
+from loopjax.data.text import chat
 from loopjax.errors import UserError, needing, one_line
 from loopjax.hub import files, gguf_tokenizer, tokenizer_files
 from loopjax.hub.files import Made, Tensor
@@ -207,7 +208,7 @@ def _write_folder(
   template = found.get("tokenizer.chat_template")
   written = {
     "config.json": config,
-    tokenizer_files.CONFIG: {**special, "chat_template": template},
+    chat.CONFIG: {**special, "chat_template": template},
   }
   if ends:
     written["generation_config.json"] = {"eos_token_id": ends}

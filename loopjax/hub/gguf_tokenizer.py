@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from loopjax.data.text import chat
 from loopjax.errors import UserError
 from loopjax.hub import tokenizer_files
 from loopjax.run import workdir as workdir_lib
@@ -265,9 +266,9 @@ def metadata(
     with contextlib.suppress(UserError):
       if _essence(tokenizer(found)) == _essence(content):
         whole = json.dumps(content, ensure_ascii=False)
-        template = tokenizer_files.chat_template(folder)
-        chat = {"tokenizer.chat_template": template} if template else {}
-        return {**found, **chat, "tokenizer.huggingface.json": whole}
+        template = chat.template_source(folder)
+        said = {"tokenizer.chat_template": template} if template else {}
+        return {**found, **said, "tokenizer.huggingface.json": whole}
   raise UserError(
     "its tokenizer cannot be expressed in a GGUF file exactly: only byte-level"
     f" BPE that splits texts as {', '.join(_SPLITS)}, and SentencePiece's BPE"

@@ -3,31 +3,27 @@
 They are interpreted as in `transformers` 5.
 """
 
+import hashlib
 import pathlib
 import shutil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from loopjax.data.text import chat
 from loopjax.data.text.tokenizer import BYTES, Tokenizer
 from loopjax.errors import UserError, needing, one_line
+from loopjax.run import user_cache
 from loopjax.run import workdir as workdir_lib
 
-TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
-_SPECIAL = "special_tokens_map.json"
-# The names by which chat templates know special tokens.
-_NAMES = (
-  "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-  "mask_token",
-)  # fmt: skip
+TOKENIZER, ADDED = "tokenizer.json", "added_tokens.json"
 _END = "<|end_of_document|>"  # Of models whose tokenizer has no such token.
-_TEMPLATE = "chat_template.jinja"
 FILES = (
   TOKENIZER,
-  CONFIG,
-  _SPECIAL,
-  "added_tokens.json",
+  chat.CONFIG,
+  chat.SPECIAL,
+  ADDED,
   "vocab.json",
   "merges.txt",
-  _TEMPLATE,
+  chat.TEMPLATE,
   "generation_config.json",
 )
 
@@ -39,52 +35,57 @@ class Beginning(NamedTuple):
   add_begin_token: bool
 
 
-def settings(folder: pathlib.Path) -> dict[str, Any]:
-  """tokenizer_config.json; {} if there is none.
+def completed(folder: pathlib.Path) -> pathlib.Path:
+  """The tokenizer.json of a folder, with the tokens that other files add.
+
+  Chat models list their marks in tokenizer_config.json, or before that in
+  added_tokens.json. If tokenizer.json lacks some, it is a copy in the user's
+  cache.
 
   Raises:
-    UserError: it cannot be read.
+    UserError: a file cannot be read, or a token would have another id.
   """
-  path = folder / CONFIG
-  return workdir_lib.read_json(path) if path.is_file() else {}
+  path, beside = folder / TOKENIZER, folder / ADDED
+  given = chat.settings(folder).get("added_tokens_decoder")
+  if given is None and beside.is_file():
+    given = {
+      id_: {"content": token, "normalized": False}
+      for token, id_ in workdir_lib.read_json(beside).items()
+    }
+  if not given:
+    return path
+  Tokenizer(str(path))  # Says what is wrong with the file.
+  import tokenizers
 
-
-def special_tokens(folder: pathlib.Path) -> dict[str, str]:
-  """The special tokens of a folder: "bos_token" and so on.
-
-  Raises:
-    UserError: a file cannot be read.
-  """
-  given = settings(folder)
-  path = folder / _SPECIAL
-  if "added_tokens_decoder" not in given and path.is_file():
-    given = {**given, **workdir_lib.read_json(path)}
-  found = {}
-  for name in _NAMES:
-    token = given.get(name)
-    token = token.get("content") if isinstance(token, dict) else token
-    if isinstance(token, str):
-      found[name] = token
-  return found
-
-
-def chat_template(folder: pathlib.Path) -> str | None:
-  """The source of a folder's chat template; None if there is none.
-
-  Raises:
-    UserError: a file cannot be read.
-  """
-  beside = folder / _TEMPLATE
+  file = tokenizers.Tokenizer.from_file(str(path))
+  there = {one.content for one in file.get_added_tokens_decoder().values()}
   try:
-    source: Any = beside.read_text("utf-8") if beside.is_file() else None
-  except (OSError, ValueError) as error:
-    raise UserError(f"{beside}: cannot be read: {one_line(error)}") from error
-  if source is None:
-    source = settings(folder).get("chat_template")
-  if isinstance(source, list):  # Several, by name.
-    named = {x.get("name"): x for x in source if isinstance(x, dict)}
-    source = named.get("default", {}).get("template")
-  return source if isinstance(source, str) else None
+    listed = sorted((int(id_), dict(token)) for id_, token in given.items())
+    missing = {
+      id_: tokenizers.AddedToken(**token)
+      for id_, token in listed
+      if token["content"] not in there
+    }
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(
+      f"{folder}: its list of added tokens is malformed: {one_line(error)}"
+    ) from error
+  if not missing:
+    return path
+  for id_, token in missing.items():
+    file.add_tokens([token])
+    if file.token_to_id(token.content) != id_:
+      raise UserError(
+        f"{folder}: the added token {token.content!r} would have the id"
+        f" {file.token_to_id(token.content)}, not {id_}"
+      )
+  content = file.to_str()
+
+  def write(entry: pathlib.Path) -> None:
+    (entry / TOKENIZER).write_text(content, encoding="utf-8")
+
+  key = hashlib.sha256(content.encode()).hexdigest()
+  return user_cache.entry("tokenizer", key, write) / TOKENIZER
 
 
 def beginning(folder: pathlib.Path) -> Beginning:
@@ -98,7 +99,7 @@ def beginning(folder: pathlib.Path) -> Beginning:
     UserError: a file cannot be read, or more is added than one token at the
       beginning.
   """
-  path = folder / TOKENIZER
+  path = completed(folder)
   tokenizer = Tokenizer(str(path))
   before, after = tokenizer.added()
   if len(before) > 1 or after:
@@ -108,7 +109,7 @@ def beginning(folder: pathlib.Path) -> Beginning:
     )
   if before:
     return Beginning(tokenizer.token(before[0]) or "", True)
-  named = special_tokens(folder).get("bos_token")
+  named = chat.special_tokens(folder).get("bos_token")
   for name in ("generation_config.json", "config.json"):
     if named is None and (folder / name).is_file():
       id_ = workdir_lib.read_json(folder / name).get("bos_token_id")
@@ -142,13 +143,13 @@ def end_token(folder: pathlib.Path) -> str:
 
   If it names none, that of generation_config.json or of the tokenizer.
   """
-  path, file = folder / TOKENIZER, folder / "config.json"
+  path, file = completed(folder), folder / "config.json"
   tokenizer = Tokenizer(str(path))
   given = workdir_lib.read_json(file).get("eos_token_id")
   if given is None and (other := folder / "generation_config.json").is_file():
     file, given = other, workdir_lib.read_json(other).get("eos_token_id")
   if given is None:
-    token = special_tokens(folder).get("eos_token")
+    token = chat.special_tokens(folder).get("eos_token")
     if token is not None:
       return token
   first = given[0] if isinstance(given, list) and given else given
@@ -190,7 +191,7 @@ def write_bytes(folder: pathlib.Path) -> None:
   file.save(str(folder / TOKENIZER))
   # Of an architecture's own class, `transformers` would change the splits.
   workdir_lib.write_json(
-    folder / CONFIG,
+    folder / chat.CONFIG,
     {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END},
   )
 
@@ -233,9 +234,12 @@ def write_ends(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
   else:
     file.post_processor = None
   file.save(str(path))
-  given = settings(folder) | {"add_bos_token": is_added, "bos_token": token}
-  workdir_lib.write_json(folder / CONFIG, given)
-  special = folder / _SPECIAL
+  given = chat.settings(folder) | {
+    "add_bos_token": is_added,
+    "bos_token": token,
+  }
+  workdir_lib.write_json(folder / chat.CONFIG, given)
+  special = folder / chat.SPECIAL
   if special.is_file():
     tokens = workdir_lib.read_json(special) | {"bos_token": token}
     workdir_lib.write_json(special, tokens)

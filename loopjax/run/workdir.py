@@ -53,6 +53,12 @@ LOCK = ".lock"  # The file that a run locks; the first one that it writes.
 # the Hub.
 HUB = "hub"
 _TOKENIZER = "tokenizer.json"
+# With a chat template or its special tokens: data and chats depend on these.
+_OF_CHATS = (
+  "chat_template.jinja",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+)
 
 
 @contextlib.contextmanager
@@ -90,7 +96,7 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
 def keep_hub_files(
   source: pathlib.Path | None, workdir: pathlib.Path, tokenizer: str
 ) -> None:
-  """Copies a new run's tokenizer, so that the run can be moved.
+  """Copies a new run's tokenizer and its chat template: it can be moved.
 
   If the run from which the new one starts has the same tokenizer, all its Hub's
   files are copied: they have what config.json lacks, such as a chat template.
@@ -112,6 +118,9 @@ def keep_hub_files(
   elif path.resolve() != (own / _TOKENIZER).resolve():
     own.mkdir(exist_ok=True)
     shutil.copyfile(path, own / _TOKENIZER)
+    for name in _OF_CHATS if path.name == _TOKENIZER else ():
+      if (path.parent / name).is_file():
+        shutil.copyfile(path.parent / name, own / name)
 
 
 def kept_tokenizer(workdir: pathlib.Path, recorded: str) -> str:

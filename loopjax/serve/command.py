@@ -15,9 +15,10 @@ import uvicorn
 
 from loopjax import checks
 from loopjax.commands import hosts
+from loopjax.data.text import chat
 from loopjax.errors import UserError
 from loopjax.eval.scorer import Scorer, ScoringRequest
-from loopjax.generate import chat, source
+from loopjax.generate import source
 from loopjax.generate.engine import Engine
 from loopjax.generate.programs.slots import MAX_TOP
 from loopjax.generate.requests import GeneratedToken, GenerationRequest

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pydantic
 from pydantic import BeforeValidator, Field
 
+from loopjax.data.text.chat import Template
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
-from loopjax.generate.chat import Template
 from loopjax.generate.programs.slots import MAX_TOP
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from loopjax.data.text import chat
 from loopjax.errors import UserError
-from loopjax.generate import chat
 
 pytest.importorskip("jinja2")
 CHATML = """{%- for message in messages %}
@@ -62,7 +62,7 @@ def test_the_last_message_is_continued(tmp_path):
   assert MESSAGES[-1]["content"] == "Yes."
   shouts = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
   prompt_of = chat.template(folder_of(tmp_path, shouts))
-  with pytest.raises(UserError, match="changes the last message"):
+  with pytest.raises(UserError, match="the final message does not appear"):
     prompt_of(MESSAGES, continued=True)
 
 

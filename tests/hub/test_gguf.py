@@ -15,8 +15,8 @@ from in_float64 import without_rounding
 from tests_support import ROOT, command, long_case, refused
 
 from loopjax import main
+from loopjax.data.text import chat
 from loopjax.errors import UserError
-from loopjax.generate import chat
 from loopjax.hub import __main__ as hub
 from loopjax.hub import (
   convert,

@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 import texts_examples as examples
+from tests_support import refused
 
 import loopjax
+from loopjax.data.text import chat
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.eval.scorer import Scorer, ScoringRequest
-from loopjax.generate import chat, source
+from loopjax.generate import source
 from loopjax.generate import text as text_lib
 from loopjax.generate.requests import GenerationRequest
 from loopjax.generate.sampling import Sampling
@@ -47,6 +49,46 @@ def test_texts_begin_as_the_folder_says(number, tmp_path):
   tokenizer = tokenizer_of(folder_of(tmp_path, kind, changes))
   found = list(tokenizer.encode_prompt("The loop"))
   assert found == EXPECTED["beginnings"][number]
+
+
+MARKS = {
+  str(id_): {"content": token, "special": True, "normalized": False}
+  for id_, token in ((1, "<|im_start|>"), (2, "<|im_end|>"))
+}
+
+
+@pytest.mark.parametrize("changes", [
+  {"tokenizer_config.json": {"added_tokens_decoder": MARKS}},
+  {"added_tokens.json": {"<|im_start|>": 1, "<|im_end|>": 2}},
+])  # fmt: skip
+def test_marks_that_other_files_list_are_tokens(changes, tmp_path):
+  """Not characters: of the folder, and of the run that it becomes."""
+  text = "<|im_start|>user\nThe loop<|im_end|>\n"
+  whole = folder_of(tmp_path / "whole", "byte_level")
+  (expected,) = tokenizer_of(whole).encode([text])
+  added = json.loads((whole / "tokenizer.json").read_text())["added_tokens"]
+  changes = changes | {"tokenizer.json": {"added_tokens": added[:1]}}
+  folder = folder_of(tmp_path, "byte_level", changes)
+  (without,) = tokenizer_of(folder).encode([text])
+  assert len(without) > len(expected)
+  run = tmp_path / "run"
+  convert.import_folder(folder, run)
+  for model in (
+    source.load_folder(folder, dtype="float32"),
+    language_model.load(run),
+  ):
+    (found,) = model.tokenizer.encode([text])
+    assert found.tolist() == expected.tolist()
+  exported = Tokenizer(str(run / "hub" / "tokenizer.json"))
+  assert exported.encode([text])[0].tolist() == expected.tolist()
+
+
+def test_a_mark_with_another_id_is_refused(tmp_path):
+  marks = {"7": {"content": "<|tool|>"}}
+  changes = {"tokenizer_config.json": {"added_tokens_decoder": marks}}
+  folder = folder_of(tmp_path, "byte_level", changes)
+  with refused(r"'<\|tool\|>' would have the id 380, not 7"):
+    convert.read_folder(folder)
 
 
 @pytest.mark.parametrize("kind", examples.KINDS)
@@ -108,7 +150,7 @@ def test_bytes_are_exported_as_a_tokenizer(begins, tmp_path):
   ours = Tokenizer("bytes", add_begin_token=begins)
   tokenizer_files.write_bytes(tmp_path)
   tokenizer_files.write_ends(tmp_path, ours)
-  end = tokenizer_files.special_tokens(tmp_path)["eos_token"]
+  end = chat.special_tokens(tmp_path)["eos_token"]
   beginning = tokenizer_files.beginning(tmp_path)
   theirs = Tokenizer(str(tmp_path / "tokenizer.json"), end, *beginning)
   assert (ours.end, ours.start) == (theirs.end, theirs.start)

@@ -293,9 +293,7 @@ def test_runs_of_other_files_are_not_averaged(tmp_path, capsys):
     (tmp_path / "s0" / "summary.json").read_text()
   )
   (row,) = loopjax.table(tmp_path, "test/loss", rows="run.num_steps")
-  assert (
-    row[names[1]] == 3
-  )  # And one content under equal settings is no column.
+  assert row[names[1]] == 3  # With one content it is not a column.
 
 
 def test_the_table_in_each_form(runs, capsys, tmp_path):

@@ -30,11 +30,14 @@ class Config:
       shares in proportion to their numbers of rows.
     text_field: in JSONL and tables, the field of the text or conversation. A
       conversation is a list of {"from", "value"} or {"role", "content"}; the
-      loss covers the assistant's turns only (OpenThoughts: `conversations`).
+      loss covers the assistant's turns only, without those of "weight" 0
+      (OpenThoughts: `conversations`).
     prompt_field: the field of a prompt, which precedes the text and has no loss
-      (AceReason: `input`, with `output` as text_field); empty for none.
+      (AceReason: `input`, with `output` as text_field); of a conversation the
+      system's message (OpenThoughts: `system`); empty for none.
     separator: what is between a prompt and its text, and between the turns of a
-      conversation.
+      conversation. With the default, these are written by the chat template
+      beside the tokenizer's file, if there is one.
     tokenizer: "bytes", or the path of a `tokenizer.json`.
     end_token: the tokenizer's token for the end of a document and for padding,
       as a published model uses it; empty to add an id for each.

@@ -23,6 +23,8 @@ import numpy as np
 
 from loopjax import checks
 from loopjax.data import hub, pipeline
+from loopjax.data.text import chat
+from loopjax.data.text.chat import Segments, Template
 from loopjax.errors import UserError, needing, one_line, unreadable
 from loopjax.run import user_cache
 
@@ -409,10 +411,6 @@ def json_lines(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
 
 
 SECTION_BYTES = 8 << 10  # Approximate size of a document of plain text.
-_PREDICTED = ("assistant", "gpt", "model")  # Role names of three conventions.
-
-# A document: spans of text, and whether each is predicted.
-Segments = list[tuple[str, bool]]
 
 
 class Fault(ValueError):
@@ -420,11 +418,16 @@ class Fault(ValueError):
 
 
 def documents(
-  chunk: Chunk, text_field: str, prompt_field: str, separator: str
+  chunk: Chunk,
+  text_field: str,
+  prompt_field: str,
+  separator: str,
+  template: Template | None = None,
 ) -> Iterator[Segments | Fault]:
   """Yields the documents of a chunk, and a Fault for each malformed one.
 
-  The separator ends every segment but the last.
+  The template writes conversations, of which a prompt and its text are one.
+  Without it, the separator ends every segment but the last.
 
   The last segment of a document is always predicted; a document without
   predicted text is empty.
@@ -437,8 +440,8 @@ def documents(
     if row is None:
       continue
     try:
-      yield _segments(row, text_field, prompt_field, separator)
-    except Fault as error:
+      yield _segments(row, text_field, prompt_field, separator, template)
+    except (Fault, UserError) as error:
       yield Fault(f"{chunk.path}:{number}: {error}")
 
 
@@ -511,7 +514,11 @@ def _checked_row(row: Any) -> Any:
 
 
 def _segments(
-  row: Any, text_field: str, prompt_field: str, separator: str
+  row: Any,
+  text_field: str,
+  prompt_field: str,
+  separator: str,
+  template: Template | None,
 ) -> Segments:
   """The document of a row."""
   if isinstance(row, Fault):
@@ -527,31 +534,23 @@ def _segments(
         f"has no {field!r}, only {fields}; see task.text_field and"
         " task.prompt_field"
       )
-  segments: Segments = []
-  if prompt_field:
-    segments.append((_checked(row[prompt_field], prompt_field), False))
   text = row[text_field]
   if isinstance(text, list):
-    segments += [_turn(turn, text_field) for turn in text]
+    try:
+      turns = [chat.turn(turn, template is not None) for turn in text]
+    except UserError as error:
+      raise Fault(f"{text_field!r}: {error}") from error
   else:
-    segments.append((_checked(text, text_field), True))
-  while segments and not (segments[-1][1] and segments[-1][0]):
-    segments.pop()  # Text after the last completion has no loss.
-  return [
-    (text + separator if place < len(segments) else text, predicted)
-    for place, (text, predicted) in enumerate(segments, 1)
-  ]
-
-
-def _turn(turn: Any, field: str) -> tuple[str, bool]:
-  """One turn of a conversation."""
-  for who, what in (("from", "value"), ("role", "content")):
-    if isinstance(turn, dict) and who in turn and what in turn:
-      return _checked(turn[what], f"{field}.{what}"), turn[who] in _PREDICTED
-  raise Fault(
-    f"{field!r} is not a conversation; each turn has 'from' and 'value', or"
-    " 'role' and 'content'"
-  )
+    turns = [{"role": "assistant", "content": text}]
+    if not prompt_field:
+      template = None
+  if prompt_field:  # A conversation has its own first turn of the user.
+    role = "system" if isinstance(text, list) else "user"
+    turns.insert(0, {"role": role, "content": row[prompt_field]})
+  for number, turn in enumerate(turns):
+    is_prompt = prompt_field and not number
+    _checked(turn["content"], prompt_field if is_prompt else text_field)
+  return chat.segments(turns, template, separator)
 
 
 def _checked(text: Any, field: str) -> str:

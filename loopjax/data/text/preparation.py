@@ -27,7 +27,7 @@ import tqdm
 from array_record.python import array_record_data_source as array_record
 from array_record.python import array_record_module
 
-from loopjax.data.text import files, packing
+from loopjax.data.text import chat, files, packing
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import SEPARATOR, Config
 from loopjax.data.text.tokenizer import Tokenizer
@@ -46,6 +46,7 @@ class Job(NamedTuple):
     config: the task.
     tokenizer: `Tokenizer.key`, the checksum of the tokenizer.
     validation, test: shares of these splits.
+    template: writes conversations, see `files.documents`.
     text_bytes: size of all plain text, if its splits are cut by position.
   """
 
@@ -53,12 +54,15 @@ class Job(NamedTuple):
   tokenizer: str
   validation: float
   test: float
+  template: chat.Template | None = None
   text_bytes: int = 0
 
   def read(self, chunk: files.Chunk) -> Iterator[files.Segments | files.Fault]:
     """The documents of a chunk, see `files.documents`."""
     c = self.config
-    return files.documents(chunk, c.text_field, c.prompt_field, c.separator)
+    return files.documents(
+      chunk, c.text_field, c.prompt_field, c.separator, self.template
+    )
 
   @property
   def splits(self) -> dict[str, float]:
@@ -95,6 +99,7 @@ class _Part(NamedTuple):
   num_skipped: int
   first_fault: str
   num_empty: int
+  example: str
 
 
 def write(
@@ -112,7 +117,7 @@ def write(
     UserError: see `make`.
   """
   totals = {split: collections.Counter[str]() for split in SPLITS}
-  num_skipped, first_fault, num_empty = 0, "", 0
+  num_skipped, first_fault, num_empty, example = 0, "", 0, ""
   with contextlib.ExitStack() as stack:
     writers = {}
     for split in SPLITS:
@@ -123,6 +128,7 @@ def write(
     found = chunks(job, paths)
     for part in in_order(functools.partial(_pack, job), found, size):
       first_fault = first_fault or part.first_fault
+      example = example or part.example
       num_skipped += part.num_skipped
       num_empty += part.num_empty
       if first_fault and job.config.on_bad_document == "error":
@@ -143,6 +149,7 @@ def write(
     "documents_empty": num_empty,
     "documents_skipped": num_skipped,
     "first_fault": first_fault,
+    "example": example,
   }
   (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
@@ -240,8 +247,9 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
   """The rows of a chunk."""
   config = job.config
   tokenizer = _tokenizer(config, job.tokenizer)
+  ends = [tokenizer.token(x) or "" for x in (tokenizer.begin, tokenizer.end)]
   by_split: dict[str, list[files.Segments]] = {s: [] for s in SPLITS}
-  num_skipped, first_fault, num_empty = 0, "", 0
+  num_skipped, first_fault, num_empty, example = 0, "", 0, ""
   for found in job.read(chunk):
     if isinstance(found, files.Fault):
       num_skipped += 1
@@ -249,7 +257,11 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
     elif not found:
       num_empty += 1
     else:
-      by_split[chunk.split or job.split_of(found)].append(found)
+      split = chunk.split or job.split_of(found)
+      if job.template:
+        found = chat.between(found, *ends)
+      example = example or chat.shown(found, *ends)
+      by_split[split].append(found)
   return _Part(
     {
       split: packing.pack(
@@ -263,6 +275,7 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
     num_skipped,
     first_fault,
     num_empty,
+    example,
   )
 
 
@@ -384,6 +397,10 @@ def make(config: Config, source: str, *, is_test: bool = False) -> Corpus:
   shares = (0.0, 1.0) if is_test else (config.validation_share, test_share)
   job = Job(config, tokenizer.key, *shares)
   paths = files.find(source)
+  if config.separator == SEPARATOR and any(
+    files.kind_of(path) != "text" for path in paths
+  ):
+    job = job._replace(template=chat.of_tokenizer(config.tokenizer))
   made = _made(source, paths, job)
   if config.on_bad_document == "error" and made.facts["first_fault"]:
     raise UserError(made.facts["first_fault"])
@@ -452,6 +469,7 @@ def _key(job: Job, paths: Sequence[str]) -> str:
     *([job.text_bytes] if job.text_bytes else []),
     *([config.separator] if config.separator != SEPARATOR else []),
     *([] if config.packed else ["apart"]),
+    *([job.template[1:]] if job.template else []),
   )
   return hashlib.sha256(repr(settings).encode()).hexdigest()
 

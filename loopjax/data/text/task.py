@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from loopjax.data import pipeline
-from loopjax.data.text import files, packing, preparation
+from loopjax.data.text import chat, files, packing, preparation
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config
 from loopjax.data.text.tokenizer import Tokenizer
@@ -92,6 +92,7 @@ def make_dataset(
   corpora = [preparation.make(config, name, is_test=is_test) for name in names]
   if split == "train" and jax.process_index() == 0:
     _say_splits(config, corpora)
+    _say_examples(corpora)
   if split == "train":
     preparation.check_apart(corpora, config.test_sources)
   counts = np.array([one.num_rows(split) for one in corpora])
@@ -186,6 +187,18 @@ def _say_splits(config: Config, corpora: Sequence[preparation.Corpus]) -> None:
     else:
       continue
     print(f"{one.name}: has few documents; {how}", flush=True)
+
+
+def _say_examples(corpora: Sequence[preparation.Corpus]) -> None:
+  """Prints a document of each source of prompts or conversations, in full."""
+  start, stop = chat.MARKS
+  for one in corpora:
+    if example := one.facts.get("example"):
+      print(
+        f"{one.name}: a document, of which {start}what is trained{stop} is"
+        f" marked:\n{example}",
+        flush=True,
+      )
 
 
 def _check_vocabulary(config: Config, tokenizer: Tokenizer) -> None:

@@ -17,12 +17,13 @@ import numpy as np
 from tqdm import tqdm
 
 from loopjax import checks
+from loopjax.data.text import chat
 from loopjax.errors import Parser, UserError, leave, one_line_errors
 from loopjax.eval.answers import questions as questions_lib
 from loopjax.eval.answers import scores, stored
 from loopjax.eval.answers.questions import Question
 from loopjax.eval.answers.stored import Key
-from loopjax.generate import chat, source, text_flags
+from loopjax.generate import source, text_flags
 from loopjax.generate.engine import Engine
 from loopjax.generate.requests import Costs, GenerationRequest
 from loopjax.generate.text import TextStream

@@ -173,7 +173,7 @@ def test_turns_of_a_conversation_are_separated(read):
     (b'{"text": null}', "its 'text' is null"),
     (b'{"text": 3}', "'text' is not a string"),
     (rb'{"text": "\ud800"}', "lone surrogate"),
-    (b'{"text": ["a"]}', "'text' is not a conversation"),
+    (b'{"text": ["a"]}', "'text': 'a' is not a turn of a conversation"),
   ],
 )
 def test_a_bad_line_is_named(read, line, fault):
