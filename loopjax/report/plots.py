@@ -152,10 +152,7 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   A line for each column connects its means, whose bars are 95 % intervals;
   small marks are single runs.
   """
-  rows = [row[setting] for row in pivot.rows]
-  places = list(range(len(rows)))
-  if all(type(value) in (int, float) for value in rows):
-    places.sort(key=rows.__getitem__)
+  rows = [str(row[setting]) for row in pivot.rows]  # Numbers ascend.
   panels: dict[str, list[records.Column]] = {}
   for column in pivot.columns:
     panels.setdefault(column.metric, []).append(column)
@@ -163,13 +160,12 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   figure, grid = draw.grid(len(panels), across, *_SIZE)
   for axes, (metric, columns) in zip(grid, panels.items(), strict=True):
     draw.tidy(axes, metric, grouping.words(setting), "")
-    axes.set_xticks(range(len(rows)), [str(rows[place]) for place in places])
+    axes.set_xticks(range(len(rows)), rows)
     for number, column in enumerate(columns):
       label = grouping.as_text(column.settings)
-      cells = [column.cells[place] for place in places]
-      intervals = [cell and cell.interval for cell in cells]
+      intervals = [cell and cell.interval for cell in column.cells]
       look = draw.color(number), label, draw.marker(number)
-      _points(axes, cells, intervals, *look)
+      _points(axes, column.cells, intervals, *look)
     if any(axes.get_legend_handles_labels()[1]):
       axes.legend(frameon=False, fontsize=9)
   return figure

@@ -120,7 +120,7 @@ def test_what_is_measured_is_what_the_model_does(tmp_path):
 
 
 @pytest.mark.long
-def test_the_curve_is_drawn_with_its_numbers(tmp_path):
+def test_the_curve_is_drawn_with_its_numbers(tmp_path, drawn):
   evaluated = evaluate_model(tmp_path, model__exit_gate="joint")
   files = exits.draw_curve(evaluated)
   assert files == [tmp_path / "exit_curve.png", tmp_path / "exit_curve.json"]
@@ -129,6 +129,12 @@ def test_the_curve_is_drawn_with_its_numbers(tmp_path):
   found = exits.measure(evaluated)
   assert numbers["gate"] == exits.curve(found, LOOPS, "gate")
   assert len(numbers["fixed"]) == 2 * LOOPS
+  (axes,) = drawn["exit_curve.png"].axes
+  assert axes.get_xlabel() == "loops per token"
+  lines = [each[0].get_xydata().tolist() for each in axes.containers]
+  for rule in ("gate", "fixed"):
+    wanted = [[row["loops"], row["loss"]] for row in numbers[rule]]
+    assert wanted in lines, rule
   loops = [row["loops"] for row in numbers["gate"]]
   assert loops == sorted(loops)
   assert loops[0] < loops[-1] == pytest.approx(LOOPS)

@@ -103,6 +103,12 @@ def test_effects(drawn, tmp_path):
   data = {each.get_label(): each[0].get_xydata() for each in containers}
   assert data["train_3"].tolist() == wanted
   assert list(data) == ["train_3", "test_id_3", "test_ood_3"]
+  bars = {each.get_label(): each[2][0].get_segments() for each in containers}
+  for row, bar in zip(line, bars["train_3"], strict=True):
+    low, high = row["accuracy"] + row["accuracy/standard_error"] * np.array(
+      [-1, 1]
+    )
+    np.testing.assert_allclose(bar, [[row["alpha"], low], [row["alpha"], high]])
   model = examples.instrument()
   observed = model.observe(question_set)
   patched, _ = interventions.patch(

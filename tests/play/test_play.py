@@ -427,6 +427,30 @@ def test_of_several_solutions_one_is_right(inspector, tmp_path, browser):
   assert status.inner_text().startswith("solved: one of several solutions")
 
 
+def test_the_chart_of_a_puzzle_without_a_solution_is_its_certainty(
+  inspector, tmp_path, browser
+):
+  """Of the blanks, whose mean differs from that of all cells."""
+  found = dict(
+    inspector.random(1, "hard"), solution="", solutions="no solution"
+  )
+  blanks = [digit == "." for digit in found["prompt"]]
+  found["certain"] = [
+    [40 + 10 * (k % 3) if blank else 100 for blank in blanks]
+    for k, _ in enumerate(found["certain"])
+  ]
+  path = tmp_path / "page.html"
+  path.write_text(page.make(inspector, [found], served=False))
+  tab = browser.new_page()
+  tab.goto(path.as_uri())
+  bars = tab.locator("#chart rect")
+  high = [float(bar.get_attribute("height")) for bar in bars.all()]
+  expected = [78 * row[blanks.index(True)] / 100 for row in found["certain"]]
+  np.testing.assert_allclose(high, expected, rtol=1e-5)
+  label = tab.locator("#chart").get_attribute("aria-label")
+  assert label == "Certainty in percent, mean over blanks, by loop"
+
+
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   """Unless the user prefers reduced motion; its chart has the right values."""
   found = inspector.random(1, "hard")

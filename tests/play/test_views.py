@@ -360,6 +360,10 @@ def test_a_reader_looks_into_a_question(inspectors, opened):
   for key in ("ArrowRight", "+", "ArrowRight"):
     tab.keyboard.press(key)
   assert "chosen" in cells.nth(count + 1).get_attribute("class")
+  chances = [x[0][1] for places in found[0]["candidates"] for x in places]
+  for text, chance in zip(cells.all_inner_texts(), chances, strict=True):
+    percent = float(text.split()[-2])  # Chances are in thousandths.
+    assert abs(percent - chance / 10) <= 0.5
   listed = tab.locator("#candidates li").all_inner_texts()
   names = [name for name, _ in found[0]["candidates"][1][1]]
   assert [x.split()[0] for x in listed] == names

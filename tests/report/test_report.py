@@ -349,7 +349,24 @@ def test_a_point_is_no_line_over_a_setting(workdir):
   groups = grouping.group_by_seed(plan_of(workdir).runs)
   (line,) = plots.by_setting(groups, panel)
   assert (list(line.x), list(line.y)) == ([0, 4], pytest.approx([30, 50]))
+  (again,) = plots.by_setting(groups[::-1], panel)  # From left to right.
+  assert list(again.x) == list(line.x) and list(again.y) == list(line.y)
   assert plots.by_setting(groups[:1], panel) == []
+
+
+def test_of_many_values_the_rest_is_counted():
+  assert tables.distinct([1, 2, 2, None]) == "1, 2"
+  assert tables.distinct(range(6)) == "0, 1, 2, 3, 4, 5"
+  assert tables.distinct(range(8)) == "0, 1, 2, 3, 4, 5, and 2 more"
+
+
+def test_contents_say_how_many_runs_there_are(workdir, tmp_path):
+  plan = plan_of(workdir)
+  done = sum(run.done for run in plan.runs)
+  assert 1 < done < len(plan.runs)
+  _, table_of_contents = page._contents([plan, plan])[-2:]
+  (cell, *_), _ = table_of_contents.rows
+  assert cell.small == f"{done} of {len(plan.runs)} runs, 3 seeds"
 
 
 def test_stage_1_of_test_splits_stands_beside_the_papers():
@@ -992,7 +1009,9 @@ def test_a_single_run(workdir):
   headline = "## exact match 0.1 ± 0.01 on 520 test examples; 3,447 parameters"
   assert f"{headline}, 30 s" in card
   assert "ponder\\_steps 2.5" in card
-  assert "20 steps of" in card
+  size = plan_of(workdir).runs[0].config["run"]["batch_size"]
+  assert size != 20
+  assert f"20 steps of {size} examples on 1 x cpu" in card
   assert "](figures/curves.png)" in card
   assert "python -m loopjax.main" in card
   assert "<summary>All scores (3)</summary>" in folded
