@@ -306,7 +306,7 @@ def test_an_answer_is_of_all_flags_that_change_it(
     model = types.SimpleNamespace(
       facts={
         "workdir": str(flags.folder), "step": flags.checkpoint,
-        "weights": flags.weights, "texts_begin_with": flags.bos,
+        "texts_begin_with": flags.bos,
       }
     )  # fmt: skip
     return entry._facts(options, model, engine)
