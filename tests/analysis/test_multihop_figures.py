@@ -63,6 +63,12 @@ def test_readings(drawn, tmp_path):
   for row in rows.select(lens, "lens", split="test_ood_3", entity="bridge2"):
     cell = values[row["loop"] - 1, row["position"]]
     assert cell == pytest.approx(row["probability"])
+  axes = shown["test_ood_3, bridge2"]
+  written = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
+  for place, value in np.ndenumerate(values):
+    assert written[place] == f"{value:.2f}".removeprefix("0")
+  labels = [label.get_text() for label in axes.get_yticklabels()]
+  assert labels == ["1", "2", "3"]  # Loops.
   figures.draw_cosines(cosines, tmp_path)
   shown = panels(drawn["cosines.png"])
   assert list(shown) == [

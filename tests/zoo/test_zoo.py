@@ -318,3 +318,10 @@ def test_a_run_begins_from_an_entry(finished, tmp_path, monkeypatch):
   start = restore.params(tmp_path / "next", 0, abstract_params(finished))
   params = trained.read(finished).params
   jax.tree.map(np.testing.assert_array_equal, start, params)
+
+
+def test_a_run_that_is_not_of_the_zoo_may_begin_with_the_home(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert zoo.located("~/mine") == tmp_path / "mine"
