@@ -19,7 +19,7 @@ from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.library import checked
 from loopjax.nn import lora
-from loopjax.optim import chain
+from loopjax.optim import chain, parameters
 from loopjax.program import fresh, step
 from loopjax.run import durations
 from loopjax.types import Array, Carried, Metrics
@@ -78,6 +78,7 @@ def fit(
   settings = model.about.settings
   settings.check_trains()
   settings.check_schedule(steps)
+  parameters.check_registered(model.params)
   if tx is None:
     tx = _optimizer(model.about, steps)
   elif not isinstance(tx, optax.GradientTransformation):

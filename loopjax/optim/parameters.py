@@ -42,7 +42,8 @@ class Row:
   decay: str
 
 
-# The first row whose pattern matches applies; those of `register` come last.
+# The most specific row applies, the one that matches the longest end of a path;
+# of several such rows the latest, and those of `register` come last.
 TABLE = (
   # LoopFormer's maps of one vector per loop. A modulation is four maps.
   Row("((time|size)_embedding/input|modulation)/kernel", P("fsdp", "tensor"),
@@ -109,8 +110,9 @@ _REGISTERED: dict[str, Row] = {}  # By pattern.
 def register(*rows: Row) -> None:
   """Adds rows for the parameters of a model that is not in this package.
 
-  The module of the family calls it when it is imported. A row applies to
-  parameters that no row of TABLE matches.
+  The module of the family calls it when it is imported. A row applies to the
+  parameters of which no other row matches a longer end of the path, and no
+  later row the same end: of those that TABLE lists, too.
 
   Raises:
     UserError: a row has another optimizer or decay than `Row` lists.
@@ -121,7 +123,41 @@ def register(*rows: Row) -> None:
         f"parameter row {row.pattern!r}: optimizer {row.optimizer!r} must be"
         f" muon or adamw, and decay {row.decay!r} one of {', '.join(DECAYS)}"
       )
+    _REGISTERED.pop(row.pattern, None)  # So that it becomes the latest.
     _REGISTERED[row.pattern] = row
+
+
+def check_registered(params: Any) -> None:
+  """Raises UserError if other rows apply wherever a registered one matches.
+
+  Args:
+    params: all parameters of a model, arrays or abstract arrays.
+  """
+  names = _names(params)
+  applied = {name: _most_specific(name) for name in names}
+  for row in _REGISTERED.values():
+    matched = [name for name in names if _length(row, name)]
+    others = {applied[name] for name in matched}
+    if matched and row not in others:
+      shown = ", ".join(sorted(f"{x.pattern!r}" for x in others if x))
+      raise UserError(
+        f"parameter row {row.pattern!r} never applies: {matched[0]} and all"
+        f" others that it matches have more specific or later rows, {shown};"
+        " give more of the path"
+      )
+
+
+def _length(row: Row, name: str) -> int:
+  """The number of characters at the end of a path that a row matches."""
+  found = re.search(f"(?:^|/)({row.pattern})$", name)
+  return len(found[1]) if found else 0
+
+
+def _most_specific(name: str) -> Row | None:
+  """The row of a parameter, by its path; None if no row matches."""
+  latest_first = reversed((*TABLE, *_REGISTERED.values()))
+  row = max(latest_first, key=lambda row: _length(row, name))
+  return row if _length(row, name) else None
 
 
 def rows(params: Any) -> Any:
@@ -139,16 +175,15 @@ def rows(params: Any) -> Any:
 
   def row(path, leaf) -> Row | None:
     name = name_of(path)
-    for row in (*TABLE, *_REGISTERED.values()):
-      if re.search(f"(^|/)({row.pattern})$", name):
-        if leaf.ndim < len(row.split):
-          raise UserError(
-            f"parameter {name} {list(leaf.shape)}: its row {row.pattern!r} of"
-            f" {__name__}.TABLE is for {len(row.split)} dimensions"
-          )
-        return row
-    missing.append((name, list(leaf.shape)))
-    return None
+    row = _most_specific(name)
+    if row is None:
+      missing.append((name, list(leaf.shape)))
+    elif leaf.ndim < len(row.split):
+      raise UserError(
+        f"parameter {name} {list(leaf.shape)}: its row {row.pattern!r} is for"
+        f" {len(row.split)} dimensions"
+      )
+    return row
 
   found = jax.tree_util.tree_map_with_path(row, params)
   if missing:

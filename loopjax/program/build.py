@@ -15,7 +15,7 @@ from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.nn import lora
-from loopjax.optim import chain
+from loopjax.optim import chain, parameters
 from loopjax.program import gradients, room, step, tree_size
 from loopjax.program.fresh import abstract_model, fresh_state
 from loopjax.program.layout import (
@@ -105,6 +105,7 @@ def make_program(
   settings = room.with_remat(settings, mesh, memory, teacher)
   family = settings.family
   graphdef, model_params = abstract_model(settings)
+  parameters.check_registered(model_params)
   if teacher:
     loop = dataclasses.replace(
       teacher.loop,

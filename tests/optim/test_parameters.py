@@ -217,7 +217,7 @@ def test_the_row_in_the_error_is_of_one_module():
 
 
 def test_rows_are_added_from_outside(monkeypatch):
-  """They come after those of the table; what `Row` lists is checked."""
+  """Where others are not more specific; what `Row` lists is checked."""
   monkeypatch.setattr(parameters, "_REGISTERED", {})
   params = {"share": jnp.ones(2), "router": {"bias": jnp.ones(1)}}
   with refused(r"share \[2\]: .* parameters.register\(.*Row\('share', P\(\), "):
@@ -230,3 +230,28 @@ def test_rows_are_added_from_outside(monkeypatch):
   for wrong in ({"optimizer": "adam"}, {"decay": "none"}):
     with refused("must be muon or adamw, and decay .* one of matrices"):
       parameters.register(dataclasses.replace(own, **wrong))
+
+
+def test_the_most_specific_row_applies_and_then_the_latest(monkeypatch):
+  """The package's rows hide no registered one; one without use is said."""
+  monkeypatch.setattr(parameters, "_REGISTERED", {})
+  leaf = jnp.ones((2, 2))
+  params = {"gate": {"kernel": leaf}, "mixer": {"gate": {"kernel": leaf}}}
+
+  def optimizers() -> list[str]:
+    return jax.tree.leaves(parameters.optimizers(params))
+
+  assert optimizers() == ["muon", "muon"]
+  row = parameters.Row("gate/kernel", P(), "adamw", "all")
+  parameters.register(row)
+  assert jax.tree.leaves(parameters.rows(params)) == [row, row]
+  specific = parameters.Row("mixer/gate/kernel", P(), "muon", "tables")
+  parameters.register(specific)
+  parameters.register(row)  # Later, but less specific.
+  assert jax.tree.leaves(parameters.rows(params)) == [row, specific]
+  parameters.check_registered(params)
+  parameters.register(parameters.Row("kernel", P(), "adamw", "all"))
+  assert optimizers() == ["adamw", "muon"]
+  with refused(r"row 'kernel' never applies: gate/kernel .* 'gate/kernel', "):
+    parameters.check_registered(params)
+  parameters.check_registered({"scale": leaf})  # Of another family.
