@@ -11,7 +11,7 @@ only; the sweep `stages` then trains everything, with a sliding window:
   loopjax sweep --sweep=stages \
       --config=configs/lm_sleep.py:import=SmolLM2-135M,task.train_files=my.txt
 
-`model.num_loops` is N; a transformer's default is 2. Presets:
+`model.num_loops` is N, 2 for a transformer. Presets:
 
   tiny    200 steps of 8 rows of 256 tokens, in windows of 64, of synthetic
           arithmetic or your text. Not measured.

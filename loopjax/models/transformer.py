@@ -31,12 +31,13 @@ class Config(causal.Config):
   Those of `causal.Config`, and:
 
   Attributes:
-    num_layers: L, layers of one copy.
-    num_loops: K, number of copies of the stack.
+    num_layers: L, layers of one copy; of the model, with one copy.
+    num_loops: K, number of copies of the stack; 1, no loops, unless set.
     loop_norm: "per_loop": every copy ends with its own RMS norm; "final_only":
       there is one norm, which is part of the read-out.
   """
 
+  num_loops: int = 1
   loop_norm: str = "per_loop"
 
   def __post_init__(self) -> None:

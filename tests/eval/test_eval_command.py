@@ -132,7 +132,8 @@ def test_a_mistake_is_one_line(runs, folder, refusal, flags, message):
 
 
 def test_a_transformer_has_no_more_loops(tmp_path, folder, capsys):
-  run = make_run(tmp_path / "t", "transformer", eval__depth_factor=0)
+  settings = {"model__num_loops": 2, "eval__depth_factor": 0}
+  run = make_run(tmp_path / "t", "transformer", **settings)
   flags = ("--tasks=sums", f"--folder={folder}", "--num_loops=3")
   assert evaluate(run, *flags) == 2
   assert "--num_loops=3: num_loops=3 must be 1 to 2" in capsys.readouterr().err

@@ -81,6 +81,13 @@ def test_every_copy_has_parameters_of_its_own(loop_norm, norms):
   assert count == 3 * 4 * block + 23 * 768 + norms * 768
 
 
+def test_without_loops_it_has_as_many_layers_as_it_says():
+  sizes = {key: value for key, value in SIZES.items() if key != "num_loops"}
+  config = transformer.Config(**sizes | {"num_layers": 4})
+  params = examples.params_of(transformer, config, SPEC)
+  assert {len(x) for x in jax.tree.leaves(params["layers"])} == {4}
+
+
 def test_one_copy_of_many_has_the_first_norm():
   config = config_of(transformer, 2)
   params = examples.params_of(transformer, config, SPEC)
