@@ -3,8 +3,8 @@
   python benchmarks/bench_scorer.py --requests=FILE.jsonl.gz
 
 A looped model with random parameters scores the continuations of a request file
-of OLMES (`loopjax.eval`), or synthetic ones with the lengths of questions with
-four choices. Forms take turns in one process, after a turn that compiles.
+of OLMES (`loopjax.eval.tasks`), or synthetic ones with the lengths of questions
+with four choices. Forms take turns in one process, after a turn that compiles.
 
   batches      `loopjax.eval.scorer.Scorer`
   single       one at a time from the logits of all tokens, padded to the same
@@ -27,8 +27,8 @@ from flax import nnx
 from loopjax.data.text import task as text_task
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.tokenizer import Tokenizer
-from loopjax.eval import requests
 from loopjax.eval import scorer as eval_scorer
+from loopjax.eval import tasks
 from loopjax.eval.scorer import Scorer, ScoringRequest
 from loopjax.models import looped
 from loopjax.run import provenance
@@ -157,11 +157,10 @@ def make_language_model() -> LanguageModel:
 def make_requests() -> list[ScoringRequest]:
   """Continuations to score, from a file or synthetic."""
   if _REQUESTS.value:
-    items = requests.read(pathlib.Path(_REQUESTS.value)).items
     pairs = [
-      pair
-      for item in items
-      for pair in zip(item.contexts, item.continuations, strict=True)
+      (question["context"], continuation)
+      for question in tasks.questions(pathlib.Path(_REQUESTS.value))
+      for continuation in question["continuations"]
     ]
     encode = Tokenizer(_TOKENIZER.value).encode
     return [

@@ -2,9 +2,10 @@
 
   python benchmarks/make_passages.py wikitext2_test.txt held_out.jsonl
 
-The passages are requests of `loopjax.eval` without context. They begin with a
-line, at equal distances in the text, and have about --length characters. Of a
-book of Project Gutenberg, the header and the licence are left out.
+The passages are documents for `loopjax score --config.task.test_files`. They
+begin with a line, at equal distances in the text, and have about --length
+characters. Of a book of Project Gutenberg, the header and the licence are left
+out.
 """
 
 import argparse
@@ -43,11 +44,8 @@ def main() -> None:
   options = parser.parse_args()
   text = options.text.read_text(encoding="utf-8")
   with options.out.open("w", encoding="utf-8") as out:
-    found = passages(text, options.number, options.length)
-    for doc_id, passage in enumerate(found):
-      request = {"context": "", "continuation": passage}
-      row = {"doc_id": doc_id, "idx": 0, "label": passage, "request": request}
-      print(json.dumps(row), file=out)
+    for passage in passages(text, options.number, options.length):
+      print(json.dumps({"text": passage}), file=out)
 
 
 if __name__ == "__main__":

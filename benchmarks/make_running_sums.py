@@ -7,7 +7,7 @@ writes FOLDER/train.jsonl, with one document per sum, such as
   3+4+8+2=7,15,17
 
 with the partial sum after each term, and FOLDER/validation.jsonl and
-FOLDER/test.jsonl, questions `3+4+8+2=` for `loopjax.eval.answers`, whose
+FOLDER/test.jsonl, questions `3+4+8+2=` for `loopjax.eval.harness`, whose
 answers are the last numbers. No question occurs in another file.
 """
 

@@ -20,7 +20,7 @@ loopjax COMMAND ...; `loopjax COMMAND --help` shows its flags. Start here:
 With a RUN, a work directory or zoo:NAME:
   report, table, play           HTML page, table of runs, loop by loop
   generate, serve               text in the terminal, or over HTTP
-  score, eval, answers          its own task, request files, pass@k
+  score                         scores on its own task
   analysis, hub                 states of multi-hop runs; import and export
 No run needed: fit (does a config fit a machine you do not have?)"""
 
@@ -34,8 +34,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "table": ("loopjax.report.table",),
   "fit": ("loopjax.fit.__main__",),
   "analysis": ("loopjax.analysis.multihop.__main__",),
-  "eval": ("loopjax.eval.__main__",),
-  "answers": ("loopjax.eval.answers.__main__",),
   "generate": ("loopjax.generate.__main__",),
   "hub": ("loopjax.hub.__main__",),
   "serve": ("loopjax.serve.__main__",),

@@ -110,10 +110,8 @@ def _knows(module: str, flag: str) -> bool:
   path = ROOT / module.replace(".", "/")
   own = path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")]
   shared = ["loopjax/commands/command_line.py", "loopjax/run/processes.py"]
-  if module in ("loopjax.generate", "loopjax.serve", "loopjax.eval.answers"):
+  if module in ("loopjax.generate", "loopjax.serve"):
     shared.append("loopjax/generate/source.py")
-  if module == "loopjax.eval.answers":
-    shared += [f"loopjax/generate/{x}.py" for x in ("text_flags", "sampling")]
   files = [*own, *(ROOT / file for file in shared)]
   # Some flags are the fields of a record.
   pattern = rf'"--{flag}"|\n  {flag}: \w+ = '

@@ -180,3 +180,58 @@ def test_a_tokenizer_may_move_but_not_change(tmp_path):
   check(moved)
   with refused("task.tokenizer=.*other.json': the model was trained with "):
     check(other)
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+  """A text for the models of sums."""
+  path = tmp_path_factory.mktemp("sums") / "sums.txt"
+  lines = [
+    f"{a}+{b}+{a}={a + b},{2 * a + b}" for a in range(9) for b in range(9)
+  ]
+  path.write_text("\n".join(lines))
+  return path
+
+
+def test_two_models_are_compared_on_the_same_examples(
+  sums, tmp_path, monkeypatch, capsys
+):
+  """By the mean difference of their own scores."""
+  monkeypatch.chdir(tmp_path)
+  settings = {"task.test_files": sums, "eval.batch_size": 8}
+  flags = [f"--config.{name}={value}" for name, value in settings.items()]
+  names = "zoo:sums_looped", "zoo:sums_recurrent"
+  scores = []
+  for name in names:
+    assert score.main([name, *flags]) == 0
+    place = pathlib.Path("runs", name.removeprefix("zoo:"), "evaluation")
+    summary = json.loads((place / "summary.json").read_text())
+    scores.append(summary["metrics"])
+  capsys.readouterr()
+  assert score.main([names[0], f"--compare={names[1]}", *flags]) == 0
+  rows = {x.split()[0]: x.split() for x in capsys.readouterr().out.splitlines()}
+  means = [one["test/loss"] for one in scores]
+  expected = f"{means[0] - means[1]:+.4f}"
+  assert rows["loss"][1:4] == [*(f"{x:.4f}" for x in means), expected]
+  there = pathlib.Path("runs/sums_looped/evaluation/compared.json")
+  found = json.loads(there.read_text())
+  assert found["reference"] == names[1]
+  loss = found["scores"]["loss"]
+  assert loss["value"] == pytest.approx(means[0] - means[1], abs=1e-5)
+  assert loss["low"] < loss["value"] < loss["high"] and 0 < loss["p"] <= 1
+
+
+@pytest.mark.parametrize(
+  ("other", "says"),
+  [
+    ("zoo:sudoku_6x6", "--compare=zoo:sudoku_6x6 is the run itself"),
+    ("zoo:sudoku_nine", "task.box_rows=2: the model was trained with 3"),
+    ("nowhere", "contains no run"),
+  ],
+)
+def test_models_that_cannot_be_compared(
+  other, says, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  assert score.main([str(ENTRY), f"--compare={other}", "--limit=8"]) == 2
+  assert says in capsys.readouterr().err

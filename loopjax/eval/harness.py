@@ -5,14 +5,15 @@
 
 is the command `lm_eval` (`pip install 'loopjax[eval]'`) with the model
 "loopjax" and the additional tasks in `loopjax/eval/tasks`. Other model_args:
-num_loops, exit_threshold, checkpoint, batch_tokens, bos. From Python:
-`lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
+num_loops, exit_threshold, checkpoint, batch_tokens, bos, cache_kind. From
+Python: `lm_eval.simple_evaluate(model=Model(workdir=...), ...)`.
 """
 
+import dataclasses
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,20 @@ _MAX_TOKENS = 256  # Default limit of generated text.
 _CACHE_TOKENS = 8192  # Total cache size of the texts generated at once.
 
 
+class _Options(NamedTuple):
+  """How the texts of a task are generated.
+
+  Attributes:
+    stops: stop strings.
+    max_tokens: maximum number of new tokens.
+    sampling: how tokens are sampled; the seed is not used.
+  """
+
+  stops: tuple[str, ...]
+  max_tokens: int
+  sampling: Sampling
+
+
 @register_model("loopjax")
 class Model(TemplateLM):
   """A trained language model, scored by `scorer.Scorer`."""
@@ -58,6 +73,7 @@ class Model(TemplateLM):
     checkpoint: int | None = None,
     batch_tokens: int = scorer.BATCH_TOKENS,
     bos: str | None = "",
+    cache_kind: str | None = None,
     **others: Any,
   ):
     """Loads the run.
@@ -67,6 +83,7 @@ class Model(TemplateLM):
       batch_tokens: see `scorer.Scorer`.
       bos: begin token of texts; None or "none" for none, "" for the model's
         own. The harness converts bos=none to None.
+      cache_kind: see `Engine`; only for tasks that generate.
       **others: batch_size, max_batch_size and device, which the harness passes
         to every model; ignored.
 
@@ -87,6 +104,7 @@ class Model(TemplateLM):
       bos=tokenizer_lib.NOTHING if bos is None else str(bos) or None,
     )
     self._scorer = scorer.Scorer(self._language_model, batch_tokens)
+    self._cache_kind = cache_kind
     self._engine: Engine | None = None  # For tasks that generate.
 
   def get_model_info(self) -> dict[str, Any]:
@@ -163,20 +181,22 @@ class Model(TemplateLM):
   def generate_until(
     self, requests: list[Instance], disable_tqdm: bool = False
   ) -> list[str]:
-    """Greedy continuations of texts, up to a stop string.
+    """Continuations of texts, up to a stop string.
+
+    Samples of a text differ; the random numbers depend on its place among the
+    requests.
 
     Raises:
-      UserError: a task requests sampling, or more tokens than the context
-        length.
+      UserError: a task requests more tokens than the context length.
     """
     del disable_tqdm
     generated: dict[int, str] = {}
-    by_options: dict[tuple[tuple[str, ...], int], list[int]] = {}
+    by_options: dict[_Options, list[int]] = {}
     for number, request in enumerate(requests):
       by_options.setdefault(_options(request.args[1]), []).append(number)
-    for (stops, max_tokens), numbers in by_options.items():
-      contexts = [requests[number].args[0] for number in numbers]
-      texts = self._written(contexts, stops, max_tokens)
+    for options, numbers in by_options.items():
+      contexts = {number: requests[number].args[0] for number in numbers}
+      texts = self._written(contexts, options)
       for number, text in zip(numbers, texts, strict=True):
         generated[number] = text
         self.cache_hook.add_partial(
@@ -185,9 +205,10 @@ class Model(TemplateLM):
     return [generated[number] for number in range(len(requests))]
 
   def _written(
-    self, contexts: Sequence[str], stops: Sequence[str], max_tokens: int
+    self, contexts: Mapping[int, str], options: _Options
   ) -> list[str]:
-    """Greedy continuations; contexts are truncated from the left to fit."""
+    """Continuations; contexts, by seed, are truncated from the left to fit."""
+    stops, max_tokens, sampling = options
     tokenizer, length = (
       self._language_model.tokenizer,
       self._language_model.context_length,
@@ -204,6 +225,7 @@ class Model(TemplateLM):
         self._language_model,
         num_slots=max(1, _CACHE_TOKENS // length),
         max_tokens=length,
+        cache_kind=self._cache_kind,
       )
     return [
       one.text
@@ -214,25 +236,29 @@ class Model(TemplateLM):
           generate.GenerationRequest(
             prompt=tokenizer.encode_prompt(context)[max_tokens - 1 - length :],
             max_new_tokens=max_tokens,
-            sampling=Sampling(temperature=0),
+            sampling=dataclasses.replace(sampling, seed=seed),
             stop_tokens=self._language_model.stop_tokens,
           )
-          for context in contexts
+          for seed, context in contexts.items()
         ],
         stops,
       )
     ]
 
 
-def _options(options: dict[str, Any]) -> tuple[tuple[str, ...], int]:
-  """(stop strings, maximum new tokens) of a task's generation_kwargs."""
-  if options.get("do_sample") or options.get("temperature"):
-    raise UserError(
-      f"generation_kwargs {options}: only greedy decoding is supported"
-    )
+def _options(options: dict[str, Any]) -> _Options:
+  """The options of a task's generation_kwargs."""
   stops = options.get("until") or ()
-  stops = (stops,) if isinstance(stops, str) else tuple(stops)
-  return stops, int(options.get("max_gen_toks", _MAX_TOKENS))
+  temperature = options.get("temperature", 1.0 * bool(options.get("do_sample")))
+  return _Options(
+    (stops,) if isinstance(stops, str) else tuple(stops),
+    int(options.get("max_gen_toks", _MAX_TOKENS)),
+    Sampling(
+      temperature=temperature if options.get("do_sample", True) else 0,
+      top_k=options.get("top_k", 0),
+      top_p=options.get("top_p", 1.0),
+    ),
+  )
 
 
 def _ids(tokens: Sequence[int]) -> np.ndarray:

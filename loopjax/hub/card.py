@@ -1,7 +1,7 @@
 """The model card of an exported folder, made from what its run wrote.
 
-Every number comes from summary.json or eval/*.json, with the settings it
-depends on; nothing is filled in by hand. Local paths are omitted.
+Every number comes from summary.json, with the settings it depends on; nothing
+is filled in by hand. Local paths are omitted.
 """
 
 import hashlib
@@ -26,7 +26,6 @@ from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 
 FILE = "README.md"
-_SCORES = ("bits_per_byte", "accuracy", "accuracy_per_char", "greedy_match")
 
 
 def write(workdir: pathlib.Path, folder: pathlib.Path) -> None:
@@ -64,7 +63,6 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
     *_data(settings, summary),
     Heading(2, "Scores"),
     *_scores(settings, summary),
-    *_tasks(workdir, summary["steps"]),
     Heading(2, "Digests"),
     *_digests(summary, folder),
   ]
@@ -139,39 +137,6 @@ def _scores(
   )
   header = [Cell("split"), Cell("score"), Cell("value")]
   return [Paragraph(protocol), Table(header, rows)]
-
-
-def _tasks(workdir: pathlib.Path, step: int) -> list[document.Block]:
-  """Results of `loopjax.eval` for the exported step."""
-  rows, others = [], 0
-  for path in sorted((workdir / "eval").glob("*.json")):
-    if path.name.endswith(".answers.json"):
-      continue  # Of `loopjax.eval.answers`, which has another protocol.
-    found = workdir_lib.read_json(path)
-    if found["step"] != step:
-      others += 1
-      continue
-    protocol = (
-      f"{found['num_loops']} loops, exit {found['exit']['threshold']},"
-      f" {found['num_fewshot']} examples, context {found['context_length']},"
-      f" limit {found['limit']}, sha256 {found['sha256'][:12]}"
-    )
-    metrics = found["metrics"]
-    rows += [
-      [
-        Cell(found["task"], protocol),
-        Cell(name),
-        _value(metrics, name),
-        Cell(f"{metrics['n']:,.0f}"),
-      ]
-      for name in _SCORES
-      if name in metrics
-    ]
-  header = [Cell(name) for name in ("task", "score", "value", "questions")]
-  tables: list[document.Block] = [Table(header, rows)] if rows else []
-  if others:
-    tables.append(Paragraph(f"Results of other steps, not shown: {others}."))
-  return tables
 
 
 def _value(metrics: Mapping[str, float], name: str) -> Cell:

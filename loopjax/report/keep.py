@@ -2,10 +2,9 @@
 
 Stores the parts of runs that a report needs, a few KiB each, in one file that
 can be committed: config, summary without training scores, evaluations, numbers
-of figures, the results of `loopjax eval` and `loopjax answers` on benchmarks,
-and those of `loopjax analysis`. The report can then be rebuilt without the
-runs. With --sweep they are one table: seeds are averaged, and rows compared
-with a paper's. Runs are added to an existing file.
+of figures, and the results of `loopjax analysis`. The report can then be
+rebuilt without the runs. With --sweep they are one table: seeds are averaged,
+and rows compared with a paper's. Runs are added to an existing file.
 """
 
 import argparse
@@ -195,7 +194,7 @@ def _as_text(value: Any, levels: int) -> str:
 
 
 def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
-  """Config, summary, evaluations and benchmark results of a run."""
+  """Config, summary, evaluations and results of analyses of a run."""
   if not (workdir / "config.json").exists():
     raise UserError(workdir_lib.no_run(workdir, str(workdir)))
   config = workdir_lib.read_config(workdir)
@@ -225,8 +224,7 @@ def _of_run(workdir: pathlib.Path, rename: Mapping[str, str]) -> dict[str, Any]:
   places[str(pathlib.Path.home())] = "~"
   results: dict[str, Any] = {
     path.stem: workdir_lib.read_json(path)
-    for folder in ("eval", "figures")
-    for path in sorted((workdir / folder).glob("*.json"))
+    for path in sorted((workdir / "figures").glob("*.json"))
   }
   if (states := workdir / "analysis" / "analysis.jsonl").exists():
     results[states.stem] = [row for _, row in files.json_lines(states)]

@@ -211,5 +211,5 @@ class AtDepth(Metric):
 
 
 def not_scored(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-  """A `Column.value` of benchmarks: `loopjax.eval` scores them, not the run."""
+  """A `Column.value` of benchmarks: other programs score them, not the run."""
   del config, summary

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,8 +47,7 @@ def make_evaluator(
     "exact_match", "exact_match/standard_error", "exact_match/rating=3-9",
     "count", ...
   """
-  mesh, batch_size = program.mesh, program.settings.eval.batch_size
-  eval_fn = _step(program)
+  eval_fn, batch_size = _step(program), program.settings.eval.batch_size
 
   def evaluate(
     params: Any, split: str, num_examples: int = 0
@@ -56,20 +55,56 @@ def make_evaluator(
     dataset = datasets[split]
     num_batches = math.ceil(num_examples / batch_size) or None
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
-    found: list[Any] = []
-    running: Any = None
-    for batch in batches:
-      between_batches()
-      placed = sharding.put_batch(mesh, batch, batch_size)
-      last, running = running, eval_fn(params, placed)
-      # The device already has the next batch while the host waits for a result.
-      if last is not None:
-        found.append(jax.device_get(last))
-    found.append(jax.device_get(running))
-    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    rows = _scored(program, eval_fn, batches, params, between_batches)
     return _means(rows, dataset.groups, split)
 
   return evaluate
+
+
+def score_examples(
+  program: program_lib.Program, dataset: Dataset, params: Any
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Every score of every example of a dataset, see `_weighted`."""
+  batches = pipeline.iterate(dataset.batches)
+  return _weighted(_scored(program, _step(program), batches, params))
+
+
+def _scored(
+  program: program_lib.Program,
+  eval_fn: Callable[..., Any],
+  batches: Iterable[Batch],
+  params: Any,
+  between_batches: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+  """The results of `eval_step` on batches, of all examples."""
+  mesh, batch_size = program.mesh, program.settings.eval.batch_size
+  found: list[Any] = []
+  running: Any = None
+  for batch in batches:
+    between_batches()
+    placed = sharding.put_batch(mesh, batch, batch_size)
+    last, running = running, eval_fn(params, placed)
+    # The device already has the next batch while the host waits for a result.
+    if last is not None:
+      found.append(jax.device_get(last))
+  found.append(jax.device_get(running))
+  rows: dict[str, Any] = jax.tree.map(lambda *x: np.concatenate(x), *found)
+  return rows
+
+
+def _weighted(
+  rows: Mapping[str, Any],
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """(values, weights) of every score, f64 [N] each.
+
+  Examples without weight do not count, among them those that fill a batch.
+  """
+  valid = rows["valid"].astype(np.float64)
+  found = {}
+  for name, value in rows["scores"].items():
+    v, w = value if isinstance(value, tuple) else (value, 1.0)
+    found[name] = v.astype(np.float64), valid * w
+  return found
 
 
 def check(
@@ -152,10 +187,8 @@ def _means(
   """
   valid = rows["valid"].astype(bool)
   sums, weights = {}, {}
-  for name, value in rows["scores"].items():
-    v, w = value if isinstance(value, tuple) else (value, valid)
-    weights[name] = w.astype(np.float64)
-    sums[name] = weights[name] * v
+  for name, (values, weights[name]) in _weighted(rows).items():
+    sums[name] = weights[name] * values
   found = [] if SPLIT in groups else [("", "", valid)]
   found += [
     (grouping, name, valid & (rows[f"group/{grouping}"] == group))

@@ -45,15 +45,9 @@ def score_model(
       data are missing or malformed.
   """
   settings, workdir = config_lib.resolve(config), zoo.output(source)
-  processes.from_process_0(lambda: _check_scoring(settings, source))
   environment, notice = provenance.environment(), preemption.Notice()
-  program = program_lib.make_program(settings, _devices(settings))
+  program, dataset = prepare(settings, source, limit)
   split = settings.eval.split
-  dataset = procedure.make_datasets(settings, program.mesh, [split])[split]
-  if limit:
-    num_batches = -(-limit // settings.eval.batch_size)
-    batches = dataset.batches[:num_batches]
-    dataset = dataclasses.replace(dataset, batches=batches)
   with workdir_lib.locked(workdir), notice.listening():
     evaluator = evaluate.make_evaluator(program, {split: dataset}, notice.check)
     directory = workdir / "evaluation"
@@ -64,6 +58,38 @@ def score_model(
     if summary["status"] == "completed":  # Otherwise earlier scores remain.
       scoring.write(directory, settings, summary)
   return summary
+
+
+def prepare(
+  settings: config_lib.Settings, source: pathlib.Path, limit: int
+) -> tuple[program_lib.Program, Dataset]:
+  """The program of a trained model, and the examples to score."""
+  processes.from_process_0(lambda: _check_scoring(settings, source))
+  program = program_lib.make_program(settings, _devices(settings))
+  split = settings.eval.split
+  dataset = procedure.make_datasets(settings, program.mesh, [split])[split]
+  if limit:
+    num_batches = -(-limit // settings.eval.batch_size)
+    batches = dataset.batches[:num_batches]
+    dataset = dataclasses.replace(dataset, batches=batches)
+  return program, dataset
+
+
+def chosen_params(
+  program: program_lib.Program, source: pathlib.Path
+) -> tuple[int, Any]:
+  """The step and the parameters that `eval.checkpoint` names."""
+  name, step = program.settings.eval.checkpoint, None
+  if name == "best":
+    folder = zoo.located(source)
+    rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
+    metric = program.settings.run.best_metric
+    step = restore.best(source, metrics.scores(rows, metric))
+  elif name != "newest":
+    step = int(name)
+  return restore.chosen_params(
+    source, step, program.abstract_params, f"--workdir={source}"
+  )
 
 
 def _devices(settings: config_lib.Settings) -> list[Any]:
@@ -186,15 +212,7 @@ def _score_checkpoint(
   started, options = time.monotonic(), program.settings.eval
   folder = zoo.located(source)
   rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
-  step = None
-  if options.checkpoint == "best":
-    metric = program.settings.run.best_metric
-    step = restore.best(source, metrics.scores(rows, metric))
-  elif options.checkpoint != "newest":
-    step = int(options.checkpoint)
-  step, params = restore.chosen_params(
-    source, step, program.abstract_params, f"--workdir={source}"
-  )
+  step, params = chosen_params(program, source)
   _compare_data(folder, step, program.settings, dataset)
   values: dict[str, float] = {}
   failed: list[str] = []

@@ -73,7 +73,6 @@ loopjax.__main__.main()
     (["fit", "--help"], ["loopjax.fit", "--help"]),
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
     (["generate", "--chat"], ["loopjax.generate", "--chat"]),
-    (["eval", "runs/a", "--tasks=t"], ["loopjax.eval", "runs/a", "--tasks=t"]),
     (["play", "runs/a"], ["loopjax.play", "runs/a"]),
     (["serve", "--port=1"], ["loopjax.serve", "--port=1"]),
     (["--list"], ["loopjax.main", "--list"]),
@@ -106,7 +105,7 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert (start(monkeypatch, "dance"), started) == (2, [])
   assert capsys.readouterr().err == (
     "error: unknown command 'dance'; expected one of train, score, describe,"
-    " sweep, report, table, fit, analysis, eval, answers, generate, hub, serve,"
+    " sweep, report, table, fit, analysis, generate, hub, serve,"
     " play, zoo\n"
   )
   start(monkeypatch, "swep")

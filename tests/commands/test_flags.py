@@ -13,8 +13,8 @@ from loopjax.run import zoo
 
 # Commands with a config also have flags from `command_line`.
 COMMANDS = (
-  "analysis.gradient_flow", "analysis.multihop.__main__", "eval.__main__",
-  "eval.answers.__main__", "generate.__main__", "play.__main__",
+  "analysis.gradient_flow", "analysis.multihop.__main__",
+  "generate.__main__", "play.__main__",
   "report.__main__", "report.keep",  "serve.__main__",
 )  # fmt: skip
 SAID = {

@@ -16,7 +16,7 @@ from tests_support import ROOT
 
 from loopjax.saved import trained
 
-COMMANDS = {"train", "hub", "generate", "eval"}
+COMMANDS = {"train", "hub", "generate", "score"}
 # For two steps, and answers, of seconds.
 SHORT = {
   "train": [
@@ -54,11 +54,7 @@ def test_the_commands_lead_from_pip_to_a_looped_model(tmp_path):
   shutil.copytree(ROOT / "configs", tmp_path / "configs")
   lines = [f"Line {i}: the loop runs once more.\n" for i in range(400)]
   (tmp_path / "mine.txt").write_text("".join(lines))
-  with (tmp_path / "questions.jsonl").open("w") as questions:
-    for at, name in enumerate((" Paris", " Rome")):
-      request = {"context": "The capital of France is", "continuation": name}
-      row = {"doc_id": 0, "idx": at, "label": 0, "request": request}
-      questions.write(json.dumps(row) + "\n")
+  shutil.copy(tmp_path / "mine.txt", tmp_path / "held_out.txt")
   # As typed, on one device.
   environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
   said = []
@@ -75,8 +71,10 @@ def test_the_commands_lead_from_pip_to_a_looped_model(tmp_path):
     said.append(done.stdout)
   assert "Paris" in said[1]
   runs = tmp_path / "runs"
-  found = json.loads(next(runs.glob("smollm2/eval/*.json")).read_text())
-  assert found["metrics"]["accuracy"] == 1.0
+  found = json.loads((runs / "smollm2/evaluation/summary.json").read_text())
+  assert 0 < found["metrics"]["test/bits_per_byte"] < 8
+  compared = json.loads((runs / "tuned/evaluation/compared.json").read_text())
+  assert compared["reference"] == "runs/smollm2"
   assert (tmp_path / "tuned" / "model.safetensors").is_file()
   before, after = (
     trained.read(runs / name).params["layers"]["mlp"]["gate"]["kernel"]

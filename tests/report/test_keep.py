@@ -107,14 +107,12 @@ def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path):
   assert html.read_bytes().decode() and markdown.read_bytes().decode()
 
 
-def test_benchmark_results_are_kept(runs, tmp_path):
-  """What a page says of a run's answers is stored with the run."""
-  metrics = {"pass@1": 0.25, "pass@1/standard_error": 0.01}
-  command = f"python -m loopjax.eval.answers {runs[0]}"
-  (runs[0] / "eval").mkdir()
+def test_results_of_analyses_are_kept(runs, tmp_path):
+  """What a page says of a run's analyses is stored with the run."""
+  command = "python -m loopjax.analysis.memory"
+  (runs[0] / "figures").mkdir(exist_ok=True)
   workdir_lib.write_json(
-    runs[0] / "eval" / "test.answers.json",
-    {"metrics": metrics, "command": command},
+    runs[0] / "figures" / "depth.json", {"command": f"{command} {runs[0]}"}
   )
   states = [{"step": 3, "kind": "intervention", "alpha": 1.0, "accuracy": 0.5}]
   (runs[0] / "analysis").mkdir()
@@ -125,10 +123,7 @@ def test_benchmark_results_are_kept(runs, tmp_path):
   keep.keep(runs[:2], out, "passes")
   first, second = workdir_lib.read_json(out)["items"]
   assert first["results"] == {
-    "test.answers": {
-      "metrics": metrics,
-      "command": f"python -m loopjax.eval.answers runs/{runs[0].name}",
-    },
+    "depth": {"command": f"{command} runs/{runs[0].name}"},
     "analysis": states * 2,
   }
   assert second["results"] == {}

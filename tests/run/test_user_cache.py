@@ -63,8 +63,6 @@ def test_variables_of_jax_go_before_the_compilation_cache_of_the_user(
   [
     ("generate", ("run", "--prompt=a")),
     ("serve", ("run",)),
-    ("eval", ("run", "--tasks=a")),
-    ("eval.answers", ("run", "--questions=a")),
     ("analysis.multihop", ("run",)),
     ("play", ("run",)),
   ],

@@ -1,1 +1,0 @@
-"""Free-form answers of a language model to questions, and their scores."""
