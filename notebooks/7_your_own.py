@@ -88,8 +88,8 @@ class Confident:
 # A family is a record, `protocols.Family`: its `Config`, `Model`, `loss` and
 # `costs`, and names of what it records. In the repository, the record would end
 # a file in `loopjax/models/`, and `MODELS` would have a line for it. In a
-# package of your own, call `MODELS.register("confident",
-# "my_package.confident")`.
+# package of your own, its name in configs is its import path,
+# `model.name=my_package.confident`.
 #
 # The block is the shared one: attention with rotary positions from the task's
 # coordinates (row, column and box), and an MLP. The board is added again in

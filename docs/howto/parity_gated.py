@@ -14,12 +14,6 @@ import ml_collections
 
 from loopjax import config as config_lib
 from loopjax.config import presets
-from loopjax.data import TASKS
-from loopjax.models import MODELS
-
-# Names in configs, and the modules: files here, or `my_package.gated`.
-MODELS.register("gated", "gated")
-TASKS.register("parity", "parity")
 
 _TINY = {
   "model": {
@@ -44,6 +38,7 @@ PRESETS = {
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """The config of `[preset][,section.key=value...]`."""
+  # Modules: files here, or `my_package.gated`.
   return presets.apply(config_lib.make("gated", "parity"), arg, PRESETS)
 
 

@@ -76,8 +76,8 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   """All sections with their defaults, unlocked.
 
   Args:
-    model: a key of MODELS.
-    task: a key of TASKS.
+    model: a key of MODELS, or the import path of a family from outside.
+    task: a key of TASKS, or the import path of a task.
 
   Raises:
     UserError: there is no such model or task.
@@ -85,11 +85,8 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   check_name("model", model, MODELS)
   check_name("task", task, TASKS)
   values = {
-    "model": {
-      **MODELS.named(model),
-      **dataclasses.asdict(MODELS[model].Config()),
-    },
-    "task": {**TASKS.named(task), **dataclasses.asdict(TASKS[task].Config())},
+    "model": {"name": model, **dataclasses.asdict(MODELS[model].Config())},
+    "task": {"name": task, **dataclasses.asdict(TASKS[task].Config())},
     **{name: dataclasses.asdict(record()) for name, record in SECTIONS.items()},
   }
   values["loop"]["remat"] = "auto"
@@ -157,7 +154,7 @@ def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
   shared = {key: old[key] for key in fields if key in old}
   with config.unlocked():
     config[section] = ml_collections.ConfigDict(
-      {**registry.named(name), **fields, **shared}
+      {"name": name, **fields, **shared}
     )
 
 
@@ -188,7 +185,8 @@ def check_name(section: str, name: Any, names: Mapping[str, Any]) -> None:
   if name not in names:
     raise UserError(
       f"{section}.name={name!r} is not one of {', '.join(sorted(names))}"
-      + (similar(name, names) or f"; to add it: docs/howto/{section}.md")
+      + (similar(name, names) or ", nor a module that can be imported; to add")
+      + ("" if similar(name, names) else f" one: docs/howto/{section}.md")
     )
 
 

@@ -238,11 +238,6 @@ def record(section: str, values: dict[str, Any]) -> Dataclass:
   if section in NAMES:
     name, names = values.pop("name"), NAMES[section]
     check_name(section, name, names)
-    module = names.named(name).get("module")
-    if values.pop("module", None) != module:
-      raise UserError(
-        f"{section}.module is not {module}, which has {section}.name={name!r}"
-      )
     if values.keys() != dataclasses.asdict(names[name].Config()).keys():
       raise UserError(
         f"{section}.name={name!r} has other settings, so select it after the "
@@ -407,8 +402,6 @@ def config_of_run(
         "is a Hugging Face Hub folder; import it with loopjax hub "
         f"import {workdir} RUN"
       )
-    for section, names in NAMES.items():
-      names.register_recorded(recorded[section])
     config = make(recorded["model"]["name"], recorded["task"]["name"])
     config.lock()
     override(config, flatten(recorded))

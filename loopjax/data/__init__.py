@@ -45,7 +45,6 @@ def _task(module: types.ModuleType) -> Task:
 
 TASKS = Registry(
   "task",
-  "loopjax.tasks",
   _task,
   {
     "arithmetic": "loopjax.data.arithmetic.task",

@@ -18,7 +18,6 @@ def _family(module: types.ModuleType) -> Family:
 
 MODELS = Registry(
   "model",
-  "loopjax.families",
   _family,
   {
     "adaptive": "loopjax.models.adaptive",

@@ -311,8 +311,6 @@ def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
 
 def _headline(run: runs_lib.Run) -> list[document.Block]:
   """The score that matters most in one line, then a line for each split."""
-  for section, known in (("task", TASKS), ("model", MODELS)):
-    known.register_recorded(run.config[section])
   task, model = (run.config[part]["name"] for part in ("task", "model"))
   names = [
     *(TASKS[task].HEADLINE if task in TASKS else ()),

@@ -213,8 +213,7 @@ def copied(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   yield tmp_path
   for registry, name in ((MODELS, "gated"), (TASKS, "parity")):
-    if name in registry:
-      del registry[name]
+    registry._entries.pop(name, None)
     sys.modules.pop(name, None)
 
 
@@ -250,7 +249,7 @@ def test_the_copied_files_train_and_are_read(copied, capsys):
   said = capsys.readouterr().out
   assert "test: exact_match 0" in said and "on 512 examples" in said
   model = loopjax.load("runs/parity_gated-smoke")
-  assert model.about.settings.plain["model"]["module"] == "gated"
+  assert model.about.settings.plain["model"]["name"] == "gated"
   assert np.any(model.params["keep_logit"][...] != -2)  # It was trained.
   assert run_block("task.md")["m"].about.settings.spec.vocab_size == 2
 
