@@ -32,7 +32,7 @@ _CALLS = flags.DEFINE_integer("calls", 5, "Timed steps of each form.", 1)
 _BATCH = flags.DEFINE_integer("batch", 1, "Rows of a step.", 1)
 _TOKENS = flags.DEFINE_integer("tokens", 1024, "Of a row.", 1)
 _CHUNK = flags.DEFINE_integer("chunk", 128, "Tokens of a chunk.", 1)
-_FORMS = flags.DEFINE_integer("forms", 6, "The first so many rows.", 2, 6)
+_FORMS = flags.DEFINE_integer("forms", 4, "The first so many rows.", 2, 4)
 
 FORMS = {
   "looped": {"model.name": "looped", "optim.rates": ()},
@@ -40,10 +40,6 @@ FORMS = {
   "melt, taught": {"model.distill": "all"},
   "melt, taught and aligned": {
     "model.distill": "all", "model.align_weight": 0.1,
-  },
-  "melt, taught, a sweep": {"model.distill": "all", "model.sweeps": 1},
-  "melt, whole rows, a sweep": {
-    "model.distill": "all", "model.chunk_size": 0, "model.sweeps": 1,
   },
 }  # fmt: skip
 

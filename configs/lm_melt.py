@@ -123,15 +123,10 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
       *first, phase_1, aligned, phase_2,
       taught, from_teacher, {**from_teacher, "model.chunk_size": 0},
     ],
-    "open": [*first, *product([phase_1], [  # What the paper leaves open.
-      *axis("model.distill_beta", 0.0, 0.5), {"model.history_reach": 0}])],
+    "open": [*first, *product(  # What the paper leaves open.
+      [phase_1], axis("model.distill_beta", 0.0, 0.5))],
     "chunk_size": [*first, *product(
       [phase_1], axis("model.chunk_size", chunk // 2, chunk, 2 * chunk, 0))],
-    # Training on decoding's conditions: shifted chunks, and further passes.
-    "decoding": [*first, *product([taught], [
-      {}, {"model.chunk_jitter": True}, *axis("model.sweeps", 1, 2),
-      {"model.chunk_size": 0, "model.sweeps": 1},
-    ])],
     "untrained_sharing": [  # Table 5.
       *first, *product([untrained], axis("model.gate", "last", "first")),
     ],

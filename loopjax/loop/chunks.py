@@ -28,28 +28,6 @@ _MAX_STAGES = 4
 _MIN_ROWS = 1024  # Per stage.
 
 
-def cut(history: Any, first: Array | int, reach: int) -> Any:
-  """A chunk's history, without gradients to chunks further back than `reach`.
-
-  Nearer rows still pass gradients on to the rows they depend on.
-
-  Args:
-    history: pytree of buffers [..., N, G, d].
-    first: index of the chunk's first row.
-    reach: number of rows before `first` that get a gradient; negative for all.
-  """
-  if reach < 0:
-    return history
-  if reach == 0:
-    return jax.lax.stop_gradient(history)
-
-  def near(x: Array) -> Array:
-    row = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + _AXIS)
-    return jnp.where(row < first - reach, jax.lax.stop_gradient(x), x)
-
-  return jax.tree.map(near, history)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run(
   step: Step, params: Any, inputs: Any, constants: Any, history: Any

@@ -1,12 +1,10 @@
 """Chunks that use each other's rows, against plain autodiff."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests_support import array_sizes, assert_close, crossing
+from tests_support import array_sizes, assert_close
 
 from loopjax.kernels.gated_kv import Weights, reference
 from loopjax.loop import chunks
@@ -52,20 +50,13 @@ def arrays(num_chunks, size, dtype=jnp.float64):
   return params, inputs, tables, history
 
 
-def unrolled(params, inputs, tables, history, reach=-1):
-  """The same chunk by chunk in Python, with distant chunks detached."""
+def unrolled(params, inputs, tables, history):
+  """The same chunk by chunk in Python."""
   size = inputs.shape[2]
   outputs = []
   for i in range(len(inputs)):
-    seen = history
-    if reach >= 0:
-      row = jnp.arange(history[0].shape[1])[None, :, None, None]
-      near = row >= (i - reach) * size
-      seen = tuple(
-        jnp.where(near, x, jax.lax.stop_gradient(x)) for x in history
-      )
     chunk = [x[i] for x in tables]
-    result, rows = melt(params, inputs[i], chunk, seen, i * size)
+    result, rows = melt(params, inputs[i], chunk, history, i * size)
     outputs.append(result)
     history = tuple(
       x.at[:, i * size : (i + 1) * size].set(part)
@@ -74,12 +65,8 @@ def unrolled(params, inputs, tables, history, reach=-1):
   return jax.tree.map(lambda *x: jnp.stack(x), *outputs), history
 
 
-def scanned(params, inputs, tables, history, reach=-1):
-  def step(params, x, tables, history, first):
-    history = chunks.cut(history, first, reach * x.shape[1])
-    return melt(params, x, tables, history, first)
-
-  return chunks.run(step, params, inputs, tables, history)
+def scanned(params, inputs, tables, history):
+  return chunks.run(melt, params, inputs, tables, history)
 
 
 def gradients(form, params, inputs, tables, history):
@@ -96,13 +83,11 @@ def gradients(form, params, inputs, tables, history):
   return jax.jit(run, compiler_options=FAST)(params, inputs)
 
 
-@crossing("reach", [1, -1, 0, 2])
-def test_gradients_are_autodiff_of_the_unrolled_chunks(reach):
+def test_gradients_are_autodiff_of_the_unrolled_chunks():
   with jax.enable_x64(True):
     operands = arrays(4, 3)
     actual, expected = (
-      gradients(functools.partial(form, reach=reach), *operands)
-      for form in (scanned, unrolled)
+      gradients(form, *operands) for form in (scanned, unrolled)
     )
   assert_close(actual, expected, 1e-10)
   assert all(np.abs(x).max() > 1e-3 for x in jax.tree.leaves(expected))
@@ -129,23 +114,6 @@ def test_stages_of_chunks_get_the_rows_that_they_read(monkeypatch):
     parts = gradients(staged, *operands)
   assert set(rows) == {2, 8}
   assert_close(parts, whole, 1e-10)
-
-
-@pytest.mark.long
-def test_how_far_a_gradient_goes_back():
-  """Gradients of the last chunk's output for each chunk's inputs."""
-  with jax.enable_x64(True):
-    params, inputs, tables, history = arrays(4, 3)
-
-    def last(inputs, reach):
-      (x, _), _ = scanned(params, inputs, tables, history, reach)
-      return jnp.sum(x[-1])
-
-    for reach, chunks_reached in ((0, 1), (-1, 4)):
-      found = jax.jit(jax.grad(last), static_argnums=1)(inputs, reach)
-      reached = np.abs(found).max(axis=(1, 2, 3)) > 0
-      assert reached.sum() == chunks_reached
-      assert reached[-1]
 
 
 @pytest.mark.long

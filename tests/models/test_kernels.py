@@ -304,7 +304,6 @@ def test_every_preset_has_kernels_or_a_line_that_says_why_not(
 
 @pytest.mark.parametrize(("family", "settings"), [
   ("melt", {**MELT, "alpha": 0.5, "interpolation_steps": 4}),
-  ("melt", {**MELT, "sweeps": 2}),
   ("trm", {"mixer": "mlp"}),
 ])  # fmt: skip
 def test_settings_without_a_kernel(family, settings):

@@ -212,41 +212,6 @@ def test_outputs_depend_on_where_chunks_end():
   assert np.abs(two - four).max() > 1e-2
 
 
-@pytest.mark.long
-@crossing(
-  ("alpha", "chunk_size"),
-  [(None, 0), (0.4, 2), (None, 2), (0.4, 0)],
-  manual=[(None, 2), (0.4, 0)],
-)
-def test_sweeps_become_reading_token_by_token(chunk_size, alpha):
-  """B.3, 8: the first s + 1 tokens, for any start of the previous pass."""
-  config = config_of()
-
-  @functools.partial(
-    jax.jit, static_argnums=(1, 2), compiler_options=examples.FAST
-  )
-  def swept(params, chunk_size, number):
-    model = examples.merged(melt, config, SPEC, params)
-    options = model.pass_options(keep=("hidden",))
-    options = options._replace(chunk_size=chunk_size, sweeps=number)
-    _, records = algorithm.run(
-      model.stack(),
-      options,
-      model.token_embedding(TOKENS),
-      documents=DOCUMENTS,
-      alpha=None if alpha is None else jnp.float32(alpha),
-    )
-    return records["hidden"]
-
-  params = params_of(config)
-  exact = swept(params, 1, 0)
-  for number in (2, LENGTH - 1):
-    apart = np.abs(swept(params, chunk_size, number) - exact)
-    apart = apart.max(axis=(0, 1, 3))
-    assert apart[: number + 1].max() < 1e-4
-    assert number > 2 or apart[number + 1 :].max() > 1e-3
-
-
 def test_inputs_are_recorded_across_chunks():
   """Of the first layer: the norm of the state after the loop before."""
   config = config_of()
@@ -285,19 +250,32 @@ def test_fixed_gates_are_the_papers_variants(mode, shares):
   )
 
 
+def detached(run):
+  """`chunks.run` without gradients through the history."""
+
+  def run_detached(step, *operands):
+    def detached_step(params, inputs, constants, history, first):
+      history = jax.lax.stop_gradient(history)
+      return step(params, inputs, constants, history, first)
+
+    return run(detached_step, *operands)
+
+  return run_detached
+
+
 @pytest.mark.long
 @crossing("alpha", [None, 0.4], manual=[0.4])
 def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
-  """Through all earlier chunks, with documents; and through fewer if set."""
+  """Through all earlier chunks, with documents."""
   config = config_of()
 
-  def gradients(reach):
+  def gradients():
     def total(params):
       model = examples.merged(melt, config, SPEC, params)
       options = model.pass_options(keep=("hidden",))
       _, records = algorithm.run(
         model.stack(),
-        options._replace(chunk_size=2, reach=reach),
+        options._replace(chunk_size=2),
         model.token_embedding(TOKENS),
         alpha=None if alpha is None else jnp.float32(alpha),
         documents=DOCUMENTS,
@@ -309,15 +287,13 @@ def test_gradients_are_those_of_plain_autodiff(alpha, monkeypatch):
       params_of(config)
     )
 
-  ours, detached = gradients(-1), gradients(0)
-  near = gradients(3)  # Three of four chunks: all.
-  for got, want in zip(*map(jax.tree.leaves, (near, ours)), strict=True):
-    scale = np.abs(want).max()
-    np.testing.assert_allclose(got, want, atol=1e-5 * scale)
+  ours = gradients()
+  monkeypatch.setattr(chunks, "run", detached(chunks.run))
+  without_history = gradients()
   monkeypatch.setattr(chunks, "run", lambda *x: chunks._forward(*x)[0])
-  plain = gradients(-1)
+  plain = gradients()
   for name in ("latent_gates", "layers", "token_embedding"):
-    trees = (tree[name] for tree in (ours, plain, detached))
+    trees = (tree[name] for tree in (ours, plain, without_history))
     for got, want, without in zip(*map(jax.tree.leaves, trees), strict=True):
       scale = np.abs(want).max()
       np.testing.assert_allclose(got, want, atol=2e-4 * scale)
@@ -355,10 +331,9 @@ PHASE_1 = {"distill": "all", "alpha": 0.0, "interpolation_steps": 5}
 
 @pytest.mark.long
 def test_phase_1_begins_as_its_teacher():
-  """Zero loss for any chunks and jitter; then latents take effect."""
-  for changes in ({}, {"chunk_jitter": True}):
-    config = config_of(**PHASE_1, align_weight=1.0, **changes)
-    batch = {**BATCH, "documents": DOCUMENTS} if changes else BATCH
+  """Zero loss for any chunks and documents; then latents take effect."""
+  for batch in (BATCH, {**BATCH, "documents": DOCUMENTS}):
+    config = config_of(**PHASE_1, align_weight=1.0)
     value, metrics, grads = loss_of(config, student(config), batch=batch)
     assert metrics["alpha"] == 0.0
     np.testing.assert_allclose(metrics["distill"], np.zeros(3), atol=1e-6)
@@ -385,21 +360,6 @@ def test_the_last_loop_learns_the_teachers_last():
   found, expected = of_last["distill"], of_all["distill"]
   np.testing.assert_allclose(found, expected[-1:], rtol=1e-5)
   assert np.abs(expected[:-1] - found).min() > 1e-3 * found
-
-
-def test_the_key_shifts_the_bounds_of_chunks():
-  """Only with jitter; there are as many shifts as tokens in a chunk."""
-  for jitter, num in ((True, 4), (False, 1)):
-    config = config_of(distill="none", chunk_size=4, chunk_jitter=jitter)
-    params = student(config)
-
-    def of(key, config=config, params=params):
-      model = examples.merged(melt, config, SPEC, params)
-      return melt.loss(model, BATCH, key, jnp.asarray(0), None)[0]
-
-    keys = jax.random.split(jax.random.key(0), 24)
-    losses = jax.lax.map(of, keys)
-    assert len(np.unique(np.round(losses, 5))) == num
 
 
 @pytest.mark.long
@@ -437,9 +397,6 @@ SETTINGS = {
   "gate_bias": (1.0, {}),
   "exit_gate": ("unused", {}),
   "chunk_size": (2, {}),
-  "history_reach": (1, {}),
-  "sweeps": (1, {}),
-  "chunk_jitter": (True, {}),
   "alpha": (0.5, {"alpha": 0.25, "interpolation_steps": 9}),
   "interpolation_steps": (9, {"alpha": 0.5, "interpolation_steps": 5}),
   "distill": ("last", {}),
@@ -617,10 +574,10 @@ def test_training_keeps_one_buffer():
   shapes = jax.eval_shape(lambda: examples.params_of(melt, config, SPEC))
   tokens = jax.ShapeDtypeStruct((2, count * size), jnp.int32)
 
-  def temporary(reach, chunk, run=chunks.run):
+  def temporary(run):
     def total(params, tokens):
       model = examples.merged(melt, config, spec, params)
-      options = model.pass_options()._replace(chunk_size=chunk, reach=reach)
+      options = model.pass_options()._replace(chunk_size=size)
       embedded = model.token_embedding(tokens)
       with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "run", run)
@@ -630,10 +587,10 @@ def test_training_keeps_one_buffer():
     memory = lowered.compile(examples.FAST).memory_analysis()
     return memory.temp_size_in_bytes
 
-  ours = temporary(-1, size)
-  plain = temporary(-1, size, lambda *x: chunks._forward(*x)[0])
-  detached = temporary(0, size)
+  ours = temporary(chunks.run)
+  plain = temporary(lambda *x: chunks._forward(*x)[0])
+  without_history = temporary(detached(chunks.run))
   buffer = 2 * 4 * 2 * (2 * count * size * 16)  # Keys and values, f32.
-  print(ours, plain, detached, buffer)
+  print(ours, plain, without_history, buffer)
   assert ours < plain / 4
-  assert ours < 1.3 * (detached + buffer)
+  assert ours < 1.3 * (without_history + buffer)

@@ -114,7 +114,6 @@ IMPOSSIBLE = {
     ({"interpolation_steps": 1, "alpha": 0.0}, "alpha=0.0 needs model.interp"),
     ({"alpha": 0.5}, "alpha=0.5 needs model.interpolation_steps of at least 2"),
     ({"align_weight": 0.1}, "align_weight has no effect while"),
-    ({"chunk_size": 0, "chunk_jitter": True}, "chunk_jitter has no effect"),
   ],
   "disco": [
     ({"gate": "open"}, "gate='open'"),

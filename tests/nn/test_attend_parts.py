@@ -108,25 +108,6 @@ def test_splash_attention_merges_them_too(monkeypatch, written, packed):
   check("splash", arrays, cotangent, written, ids, atol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", ["cudnn", "splash"])
-def test_a_row_that_is_read_again(monkeypatch, implementation):
-  """MELT's sweeps: a token sees itself and earlier writes."""
-  Instead(monkeypatch)
-  interpret_splash(monkeypatch)
-  arrays, cotangent = operands(6, 6, width=128, heads=2, groups=1)
-
-  def form(attend, query, key, value, *past):
-    alone = Part(key, value, first=0, reach=1)
-    return attend(query, alone, Part(*past, first=-1))
-
-  one = functools.partial(attend_to, implementation=implementation)
-  actual, expected = (
-    differentiated(functools.partial(form, attend), arrays, cotangent)
-    for attend in (one, by_softmax)
-  )
-  assert_close(actual, expected, 1e-4)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("implementation", ["xla", "cudnn", "splash"])
 def test_a_window_and_its_past(monkeypatch, implementation, masked):

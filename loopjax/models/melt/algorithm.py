@@ -114,7 +114,7 @@ class Chunk(NamedTuple):
   Attributes:
     tables: rotary tables of their positions, [B, C, d_h / 2].
     num_before: number of tokens in earlier chunks, the only valid ones of the
-      history. None in a sweep, where every token is a chunk of its own.
+      history.
     documents, row_documents: document numbers of the tokens, i32 [B, C], and of
       the whole row, i32 [B, T]; None if a row is one document.
     alpha: alpha of (a), f32 scalar; None for 1.
@@ -223,9 +223,6 @@ def appended(
       )
   if past is None:
     return [Part(*current, first=0, documents=current_documents)]
-  if chunk.num_before is None:
-    itself = Part(*current, first=0, reach=1, documents=current_documents)
-    return [itself, Part(*past, first=-1, documents=past_documents)]
   length = jnp.asarray(chunk.num_before, jnp.int32)
   return [
     Part(*current, first=0, documents=current_documents),
@@ -317,7 +314,7 @@ def run_chunk(
   hidden: Array,
   chunk: Chunk,
   history: KeyValues | None,
-  num_before: Array | int | None,
+  num_before: Array | int,
 ) -> tuple[tuple[Array, dict[str, Array]], KeyValues]:
   """All loops over a chunk, without a cache; the step of `chunks.run`.
 
@@ -331,9 +328,6 @@ def run_chunk(
     ((output [B, C, D], records), keys and values for later chunks).
   """
   batch, size, _ = hidden.shape
-  if history is not None and num_before is not None:
-    # Chunks that are further back than `reach` get no gradient from here.
-    history = chunks.cut(history, num_before, options.reach * size)
   cos, sin = (jnp.broadcast_to(x, (batch, *x.shape)) for x in chunk.tables)
   chunk = chunk._replace(tables=(cos, sin), num_before=num_before)
   keeps_key_values = chunk.alpha is None
@@ -400,13 +394,13 @@ def run(
   )
   step = functools.partial(run_chunk, options)
   if num_chunks == 1:
-    (outputs, records), history = step(stack, hidden, row, None, 0)
+    (outputs, records), _ = step(stack, hidden, row, None, 0)
   else:
     axes = Chunk(*[chunks.EVERY] * len(row))
     axes = axes._replace(tables=0, documents=1, targets=3)
     split = functools.partial(chunks.split, num_chunks)
     loops = 1 if alpha is None else options.num_loops
-    (outputs, records), history = chunks.run(
+    (outputs, records), _ = chunks.run(
       step,
       stack,
       split(1, hidden),
@@ -419,8 +413,6 @@ def run(
     norms = jnp.mean(records.pop("hidden_norm"), axis=0)
     records = {k: chunks.join(token_axes[k], x) for k, x in records.items()}
     outputs, records["hidden_norm"] = chunks.join(1, outputs), norms
-  for _ in range(options.sweeps):
-    (outputs, records), history = step(stack, hidden, row, history, None)
   return outputs, records
 
 

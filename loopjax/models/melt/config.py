@@ -38,15 +38,6 @@ class Config(stack.StackConfig):
       the sequence length. 0 for the whole sequence.
     prefill_chunk: number of tokens processed in parallel where no gradient is
       needed; 1 gives the results of reading token by token. 0 for chunk_size.
-    history_reach: how many chunks back a read of the history has a gradient; 0
-      for none, -1 for all. Gradients of earlier chunks than that come through
-      the chunks in between. It does not apply to `sweeps`.
-    sweeps: how many times training reads a row again after its chunks, all
-      tokens in parallel, each attending to the final keys and values that the
-      pass before gave earlier tokens, as when decoding. The loss is the
-      last sweep's. T - 1 sweeps equal chunk_size=1.
-    chunk_jitter: whether the chunk boundaries of each step are shifted by a
-      random offset.
     alpha: initial weight of the latent in keys and values, as opposed to the
       loop's own input, which a looped model uses (phase 1; section 3.3). It
       must rise: the model is evaluated and read with a weight of 1.
@@ -76,9 +67,6 @@ class Config(stack.StackConfig):
   gate_bias: float = 0.0
   chunk_size: int = 500
   prefill_chunk: int = 0
-  history_reach: int = -1
-  sweeps: int = 0
-  chunk_jitter: bool = False
   alpha: float = 1.0
   interpolation_steps: int = 0
   distill: str = "all"
@@ -101,8 +89,6 @@ class Config(stack.StackConfig):
       num_loops=1,
       chunk_size=0,
       prefill_chunk=0,
-      history_reach=-1,
-      sweeps=0,
       interpolation_steps=0,
       align_weight=0,
     )
@@ -120,7 +106,6 @@ class Config(stack.StackConfig):
       ("alpha", (1.0,), ("interpolation_steps",)),
       ("distill", ("none",), ("distill_beta", "align_weight")),
       ("gate", set(GATES) - set(LEARNED), ("gate_bias",)),
-      ("chunk_size", (0,), ("history_reach", "chunk_jitter")),
     ):
       if getattr(self, field) in values:
         checks.without_effect("model", self, field, *unused)
@@ -133,10 +118,8 @@ class Config(stack.StackConfig):
     """Raises UserError for settings whose computation has no kernel."""
     if options.kernels == "xla":
       return
-    for name, plain in (("alpha", 1.0), ("sweeps", 0)):
-      value = getattr(self, name)
-      if value != plain:
-        raise UserError(f"model.{name}={value} needs loop.kernels='xla'")
+    if self.alpha != 1:
+      raise UserError(f"model.alpha={self.alpha} needs loop.kernels='xla'")
 
   def check_length(self, spec: TaskSpec) -> None:
     """Raises UserError unless chunk_size divides the sequence length."""
@@ -158,10 +141,6 @@ class Options(NamedTuple):
     kind, remat: how loops are executed, see `LoopOptions`.
     keep: records of every loop to return: "hidden", "attention", "inputs".
     chunk_size: C, which divides T; 0 for one chunk.
-    reach: `Config.history_reach`.
-    sweeps: how many times all tokens are read again at once, each as a chunk of
-      its own, with the keys and values of the pass before (Jacobi's iteration).
-      After s sweeps the first s + 1 tokens equal those of chunks of one token.
   """
 
   gate: str
@@ -171,8 +150,6 @@ class Options(NamedTuple):
   remat: str = "none"
   keep: tuple[str, ...] = ()
   chunk_size: int = 0
-  reach: int = -1
-  sweeps: int = 0
 
 
 def made_from(source: Any) -> Start:

@@ -77,38 +77,28 @@ def loss(
   Returns:
     (f32 scalar, metrics: scalars and per-loop vectors by name).
   """
+  del key  # Nothing is drawn.
   config, tokens = model.config, batch["inputs"]
   learns = config.distill != "none"
   targets = teacher_outputs(teacher, config, batch) if learns else {}
-  offset = None
-  if config.chunk_jitter:
-    offset = jax.random.randint(key, (), 0, config.chunk_size)
-  shift = _ChunkOffset(offset, config.chunk_size)
   options = model.pass_options(
     keep=("hidden",) if config.distill == "all" else ()
   )
   alpha, attention = alpha_at(config, step), targets.get("attention")
   hidden, records = algorithm.run(
     model.stack(),
-    options._replace(
-      chunk_size=config.chunk_size,
-      reach=config.history_reach,
-      sweeps=config.sweeps,
-    ),
-    model.token_embedding(shift.pad(tokens, 1)),
-    documents=shift.documents(batch.get("documents"), tokens),
+    options._replace(chunk_size=config.chunk_size),
+    model.token_embedding(tokens),
+    documents=batch.get("documents"),
     alpha=alpha,
-    attention=None if attention is None else shift.pad(attention, 3),
+    attention=attention,
   )
   metrics = {"hidden_norm": records["hidden_norm"]}
   metrics |= {} if alpha is None else {"alpha": alpha}
-  hidden = shift.unpad(hidden, 1)
   if not learns:
     total = token_losses.next_token(model, hidden, batch)
     return total, metrics
-  by_loop = hidden[None]
-  if config.distill == "all":
-    by_loop = shift.unpad(records["hidden"], 2)
+  by_loop = records["hidden"] if config.distill == "all" else hidden[None]
   divergence = distill.by_loop(
     model,
     by_loop,
@@ -120,8 +110,8 @@ def loss(
   total = jnp.mean(divergence)
   metrics |= {"distill": divergence}
   if config.align_weight:
-    distance = shift.unpad(records["squared_distance"], 3)
-    align = token_losses.batch_mean(jnp.mean(distance, axis=(0, 1)), batch)
+    distance = jnp.mean(records["squared_distance"], axis=(0, 1))
+    align = token_losses.batch_mean(distance, batch)
     total += config.align_weight * align
     metrics |= {"align": align}
   return total, metrics
@@ -147,37 +137,3 @@ def teacher_outputs(
     documents=batch.get("documents"),
   )
   return jax.lax.stop_gradient(records)
-
-
-class _ChunkOffset:
-  """Pads rows by a chunk, `offset` tokens of it before the row, or not at all.
-
-  The padding is a document of its own, so that no other token attends to it.
-  """
-
-  def __init__(self, offset: Array | None, chunk_size: int):
-    self.offset, self.padding = offset, chunk_size
-
-  def pad(self, x: Array, axis: int, filler: int = 0) -> Array:
-    """Adds `padding` entries along an axis; x itself if there is no offset."""
-    if self.offset is None:
-      return x
-    length = x.shape[axis] + self.padding
-    shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
-    padded = jnp.full(shape, filler, x.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(padded, x, self.offset, axis)
-
-  def unpad(self, x: Array, axis: int) -> Array:
-    """The inverse of `pad`."""
-    if self.offset is None:
-      return x
-    size = x.shape[axis] - self.padding
-    return jax.lax.dynamic_slice_in_dim(x, self.offset, size, axis)
-
-  def documents(self, documents: Array | None, tokens: Array) -> Array | None:
-    """Document numbers of the padded rows; -1 for padding."""
-    if self.offset is None:
-      return documents
-    if documents is None:
-      documents = jnp.ones_like(tokens)
-    return self.pad(documents, 1, -1)
