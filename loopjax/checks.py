@@ -196,8 +196,6 @@ def unicode(name: str, text: str) -> None:
 def wrong_file(head: bytes) -> str:
   """What a file is that was downloaded wrongly, from its first bytes, or ""."""
   start = head.lstrip()[:64].lower()
-  if start.startswith(b"version https://git-lfs"):
-    return "is a Git LFS pointer, not the file; run git lfs pull"
   if start.startswith((b"<!doctype html", b"<html")):
     return "is a web page, not the file; download it again"
   for magic, message in _WRONG.items():
@@ -211,9 +209,6 @@ _WRONG = {  # By the first bytes.
   b"BZh": "is compressed with bzip2; unpack it",
   b"\xfd7zXZ\0": "is compressed with xz; unpack it",
   b"%PDF-": "is a PDF file, not text",
-  # Before UTF-16, whose marks they begin with.
-  codecs.BOM_UTF32_LE: "is UTF-32; save it as UTF-8",
-  codecs.BOM_UTF32_BE: "is UTF-32; save it as UTF-8",
   codecs.BOM_UTF16_LE: "is UTF-16; save it as UTF-8",
   codecs.BOM_UTF16_BE: "is UTF-16; save it as UTF-8",
 }

@@ -156,23 +156,6 @@ def print_error(error: object) -> None:
     print(f"error: {line}", file=sys.stderr)
 
 
-def _open_standard_streams() -> None:
-  """Opens the null device in place of standard streams that are closed.
-
-  Else the next file that is opened takes a closed one's number, and messages of
-  libraries end up in it.
-  """
-  for number, name in enumerate(("stdin", "stdout", "stderr")):
-    try:
-      os.fstat(number)
-    except OSError:
-      os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
-    if getattr(sys, name) is None:
-      mode = "w" if number else "r"
-      stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
-      setattr(sys, name, stream)
-
-
 def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
   """A command whose UserError becomes one line and exit status 2.
 
@@ -183,15 +166,14 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def guarded(*args: Any) -> int:
-    _open_standard_streams()
     note.cache_clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
       # A character of another encoding must not end a run, when it is printed.
       sys.stdout.reconfigure(errors="backslashreplace")  # As standard error.
     try:
-      _check_current_folder()
       status = main(*args)
-      sys.stdout.flush()  # Fails here rather than at the exit.
+      if sys.stdout:
+        sys.stdout.flush()  # Fails here rather than at the exit.
       return status
     except UserError as error:
       print_error(error)
@@ -208,16 +190,6 @@ def one_line_errors(main: Callable[..., int]) -> Callable[..., int]:
       return ExitStatus.MISTAKE
 
   return guarded
-
-
-def _check_current_folder() -> None:
-  """Raises UserError if the current folder was removed."""
-  try:
-    os.getcwd()
-  except FileNotFoundError:
-    raise UserError(
-      "the current folder was removed; change to another one"
-    ) from None
 
 
 def place_of(error: OSError, otherwise: str) -> str:
@@ -301,11 +273,9 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
   Shells replace it in a word of its own only, not in --flag=~/file.
 
   Raises:
-    UserError: the path is in a bucket, or no file system can have it.
+    UserError: the path is in a bucket.
   """
   expanded = os.path.expanduser(path)
-  if "\0" in expanded:
-    raise UserError(f"{expanded!r}: no path contains a NUL character")
   if match := re.match("(gs|s3):/+(.*)", expanded):
     raise UserError(
       f"{match[1]}://{match[2]}: buckets are unsupported; pass a local path,"

@@ -155,15 +155,10 @@ def _of_kind(blocks: Sequence[Block], kind: type[_Kind]) -> list[_Kind]:
   return found
 
 
-def _address(path: str) -> str:
-  """A path in an address; its name may not be UTF-8."""
-  return urllib.parse.quote(path, errors="surrogateescape")
-
-
 def _pictures(blocks: Sequence[Block]) -> dict[str, bytes]:
   """The PNGs of a document, by the path that links to them."""
   images = _of_kind(blocks, Image)
-  return {_address(image.path): image.data for image in images}
+  return {urllib.parse.quote(image.path): image.data for image in images}
 
 
 def _embed(
@@ -241,7 +236,7 @@ def _markdown(block: Block) -> str:
     case Code(words):
       return _fenced(words)
     case Image(_, path, words):
-      link = f"![{_plain(words)}]({_address(path)})"
+      link = f"![{_plain(words)}]({urllib.parse.quote(path)})"
       return f"{link}\n\n*{_plain(words)}*"
     case Fold(title, blocks):
       inside = "\n\n".join(_markdown(inner) for inner in blocks)

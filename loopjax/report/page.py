@@ -73,8 +73,8 @@ def write(
     }
     if theirs := list(_numbers(plans)):
       texts[out / "papers.csv"] = table.to_csv(theirs)
-    for path, text in texts.items():  # Names of folders may not be UTF-8.
-      path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    for path, text in texts.items():
+      path.write_text(text, encoding="utf-8")
   return list(texts)
 
 

@@ -72,8 +72,4 @@ def workdir(
 def _quoted(value: Any) -> str:
   """A value as part of a file name; a tuple (1, 2) is 1+2."""
   parts = value if isinstance(value, list) else [value]
-  quoted = (
-    urllib.parse.quote(str(part), safe="", errors="surrogateescape")
-    for part in parts
-  )
-  return "+".join(quoted)
+  return "+".join(urllib.parse.quote(str(part), safe="") for part in parts)

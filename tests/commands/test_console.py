@@ -133,17 +133,6 @@ def test_a_full_disk_behind_the_output_is_named(word):
   assert (ended.returncode, ended.stderr) == (2, said)
 
 
-def test_a_removed_folder_is_named(monkeypatch, tmp_path, capsys):
-  folder = tmp_path / "gone"
-  folder.mkdir()
-  monkeypatch.chdir(folder)
-  folder.rmdir()
-  for word in ("describe", "table"):
-    assert start(monkeypatch, word, "x") == 2
-  said = "error: the current folder was removed; change to another one\n"
-  assert capsys.readouterr().err == 2 * said
-
-
 def test_every_word_is_a_command_that_answers(monkeypatch, capsys):
   """For a real module: the flags are the module's own."""
   assert start(monkeypatch, "report", "--help") == 0

@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -343,32 +342,6 @@ def test_a_reader_that_goes_away_ends_the_command_with_one_line():
     process.stdout.close()
     assert process.wait(60) == 1
     assert process.stderr.read() == "error: standard output was closed\n"
-
-
-WRITER = """
-import os, sys
-from loopjax.errors import leave, one_line_errors
-
-@one_line_errors
-def main():
-  with open(sys.argv[1], "w", encoding="utf-8") as file:
-    print("progress", flush=True)
-    os.write(1, b"of a library")
-    os.write(2, b"of a library")
-    file.write("all that it has")
-  return 0
-
-leave(main())
-"""
-
-
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-"])
-def test_no_message_gets_into_a_file_where_streams_are_closed(closed, tmp_path):
-  path = tmp_path / "result.txt"
-  words = shlex.join([sys.executable, "-c", WRITER, str(path)])
-  done = subprocess.run(f"exec {words} {closed}", shell=True, timeout=60)
-  assert done.returncode == 0
-  assert path.read_text(encoding="utf-8") == "all that it has"
 
 
 def test_what_the_terminal_cannot_encode_is_escaped(monkeypatch):

@@ -283,7 +283,6 @@ def test_tensors_of_other_models_are_one_line(
   (lambda x: x[:6], "cannot be read, or is incomplete"),
   (lambda x: b"", "is not a GGUF file"),
   (lambda x: b"<!DOCTYPE html><html>", "is a web page"),
-  (lambda x: b"version https://git-lfs.github.com", "is a Git LFS pointer"),
   (lambda x: b"PK" + x, "is not a GGUF file"),
   (lambda x: x[:4] + b"\x09" + x[5:], "appears to be version 9"),
 ])  # fmt: skip

@@ -475,12 +475,6 @@ def reindex(change):
     (cut, "00002-of-00003.safetensors: cannot be read: .*not fully covered"),
     (hostile, "00002-of-00003.safetensors: cannot be read: .*too large"),
     (lost, "00002-of-00003.safetensors: cannot be read"),
-    (
-      lambda x: (x / "model-00002-of-00003.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\n"
-      ),
-      "00002-of-00003.safetensors: is a Git LFS pointer",
-    ),
     (reindex(lambda x: x.pop(NORM)), f"does not place {NORM} in model-"),
     (
       reindex(lambda x: x.update(more="model-00001-of-00003.safetensors")),

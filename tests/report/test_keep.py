@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import os
 import pathlib
 import re
 
@@ -92,19 +91,6 @@ def test_a_report_averages_no_runs_of_different_files(runs, tmp_path):
   markdown = (tmp_path / "report" / "report.md").read_text()
   assert "115.0\u00a0±\u00a07.1" in markdown  # 1.1 and 1.2 in percent.
   assert "data\u00a0=\u00a0" in markdown
-
-
-def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path):
-  folder = tmp_path / os.fsdecode(b"n\xff")
-  try:
-    folder.mkdir()
-  except OSError:
-    pytest.skip("this file system has only names in UTF-8")
-  make_run(folder, 1, 1)
-  found = runs_lib.collect([folder])
-  html, markdown, data = page.write(found, tmp_path / "report")[:3]
-  assert r"n\udcff" in data.read_text(encoding="utf-8")
-  assert html.read_bytes().decode() and markdown.read_bytes().decode()
 
 
 def test_results_of_analyses_are_kept(runs, tmp_path):

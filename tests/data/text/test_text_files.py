@@ -194,13 +194,11 @@ def test_a_mark_of_byte_order_is_no_text(read, name):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-  (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
   (b"\n<!DOCTYPE html>\n<html>", "is a web page"),
   (b"<html><body>404", "is a web page"),
   (b"PK\x03\x04\x14", "is a zip archive; unpack it"),
   (b"BZh91AY", "is compressed with bzip2"),
   ("text".encode("utf-16"), "is UTF-16; save it as UTF-8"),
-  ("text".encode("utf-32"), "is UTF-32; save it as UTF-8"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
 def test_a_file_that_is_another_one_is_named(read, name, content, said):
