@@ -81,8 +81,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
         {"model.num_with_gradient": 1},
         {"model.num_with_gradient": 2},
         {"model.num_with_gradient": 1, "model.gradient_cut": "both"},
-        restart,  # Required by fixed points.
-        {**restart, "model.implicit_terms": 4},
+        restart,
       ],
     ),
     "states": config_lib.product(

@@ -88,8 +88,9 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.depth": "fixed", "model.depth_per": "step",
     "model.num_with_gradient": 0,
   }  # fmt: skip
-  ways = ("poisson", "step"), ("poisson", "row"), ("learned", "row")
-  drawn = [{"model.depth": x, "model.depth_per": per} for x, per in ways]
+  drawn = [
+    {"model.depth": "poisson", "model.depth_per": x} for x in ("step", "row")
+  ]
   until = tuple(presets.steps(config, n, 3) for n in (1, 2))
   grows = {
     **fixed, "model.growth_steps": until,
@@ -100,7 +101,7 @@ def sweeps(config: ml_collections.ConfigDict) -> dict[str, list]:
     "model.injection": "none", "model.state": "input",
     "model.loop_norm": "final_only",
   }  # fmt: skip
-  kinds = axis("model.injection", "add", "linear", "diagonal", "orthogonal")
+  kinds = axis("model.injection", "add", "linear", "diagonal")
   muon = config.optim.name == "muon"
   name = "muon_learning_rate" if muon else "learning_rate"
   rate = config.optim[name]

@@ -220,6 +220,6 @@ for name, change in {
 # * One pass, trained for the same number of steps:
 #   `--config=configs/automaton_sleep.py:tiny,model.num_loops=1`; three seeds of
 #   both are in `docs/results.md`.
-# * Sliding windows, gradients through fewer passes, fixed points:
-#   `model.eviction`, `model.num_with_gradient`, `model.implicit_terms`.
+# * Sliding windows, gradients through fewer passes:
+#   `model.eviction`, `model.num_with_gradient`.
 # * Memory inserted into a trained looped model: `docs/families/sleep.md`.

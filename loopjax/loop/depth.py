@@ -5,8 +5,7 @@ same on every mesh, for every number of microbatches and after a restore. One
 program serves all depths.
 
 Sources: Huginn (arXiv 2502.05171: Poisson log-normal, one draw per step),
-Parcae (arXiv 2604.12946: Poisson, one draw per row), xLLM-Loop (a learned
-distribution).
+Parcae (arXiv 2604.12946: Poisson, one draw per row).
 """
 
 import functools
@@ -20,7 +19,7 @@ import numpy as np
 
 from loopjax.errors import UserError
 from loopjax.loop import driver
-from loopjax.types import Array, Metrics
+from loopjax.types import Array
 
 Carry = TypeVar("Carry")
 _SIGMA = 0.5  # Standard deviation of log(rate), as in Huginn, section 3.3.
@@ -39,8 +38,6 @@ def probabilities(kind: str, mean: float, max_loops: int = 0) -> np.ndarray:
       "poisson_lognormal": 1 + Poisson(rate), where log(rate) is normal with
       mean log(mean) - 1/8 and standard deviation 1/2, as in Huginn; its
       expectation is 1 + mean.
-      "uniform": from 1 to 2 mean - 1. "learned": the initial distribution, the
-      same as "poisson_lognormal".
     mean: expected number of loops; less by 1 for "poisson_lognormal", and by
       exp(-mean) for "poisson".
     max_loops: larger depths are reduced to this; 0 for no maximum.
@@ -54,11 +51,6 @@ def probabilities(kind: str, mean: float, max_loops: int = 0) -> np.ndarray:
 def _fixed(mean: float, max_loops: int) -> np.ndarray:
   del max_loops
   return np.eye(round(mean))[-1]
-
-
-def _uniform(mean: float, max_loops: int) -> np.ndarray:
-  del max_loops
-  return np.ones(round(2 * mean) - 1)
 
 
 def _poisson(mean: float, max_loops: int) -> np.ndarray:
@@ -86,8 +78,6 @@ DEPTHS: Mapping[str, Callable[[float, int], np.ndarray]] = {
   "fixed": _fixed,
   "poisson": _poisson,
   "poisson_lognormal": _poisson_lognormal,
-  "uniform": _uniform,
-  "learned": _poisson_lognormal,
 }
 
 
@@ -144,52 +134,6 @@ def draw(key: Array, pmf: np.ndarray) -> Array:
   """A depth from `probabilities`, i32 scalar."""
   cdf = jnp.asarray(np.cumsum(pmf)[:-1], jnp.float32)
   return 1 + jnp.sum(jax.random.uniform(key) >= cdf, dtype=jnp.int32)
-
-
-def learned_loss(
-  logits: Array, depths: Array, costs: Array, mean: float
-) -> tuple[Array, Metrics]:
-  """The loss of a distribution of depths: REINFORCE (Williams, 1992).
-
-  Its expected gradient is the gradient of the expected cost: each row's score
-  is weighted by its cost minus the mean cost of the other rows on this device.
-  (xLLM-Loop samples once per step, and subtracts a running mean.)
-
-  Args:
-    logits: logits of the depths 1, 2, ..., f32 [N].
-    depths: depths from `drawn_from`, i32 [B].
-    costs: losses of the rows in nats, f32 [B]; constants.
-    mean: the mean depth to maintain: the loss includes the squared distance of
-      the distribution's mean from it, and only the shape is learned.
-
-  Returns:
-    (f32 scalar: the squared distance plus a term with value 0 and a non-zero
-    gradient; the distribution's mean; its entropy in nats).
-
-  Raises:
-    UserError: there is only one row.
-  """
-  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  probs = jnp.exp(log_probs)
-  if len(costs) < 2:
-    raise UserError(
-      "model.depth='learned' compares rows: it needs at least two on each"
-      " device in each microbatch"
-    )
-  baseline = (jnp.sum(costs) - costs) / (len(costs) - 1)
-  advantage = jax.lax.stop_gradient(costs - baseline)
-  score = jnp.mean(advantage * log_probs[depths - 1])
-  mean_depth = probs @ jnp.arange(1.0, len(probs) + 1)
-  entropy = -jnp.sum(probs * log_probs)
-  stats = {"depth_mean": mean_depth, "depth_entropy": entropy}
-  score = score - jax.lax.stop_gradient(score)
-  return score + (mean_depth - mean) ** 2, stats
-
-
-def drawn_from(keys: Array, logits: Array) -> Array:
-  """A depth for each key [B] from the logits [N] of 1, 2, ...; i32 [B]."""
-  draw_one = functools.partial(jax.random.categorical, logits=logits)
-  return 1 + jax.vmap(draw_one)(keys).astype(jnp.int32)
 
 
 def check_growth(steps: Sequence[int], loops: Sequence[int]) -> None:

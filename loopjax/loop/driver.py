@@ -129,63 +129,6 @@ def run_truncated(
   return first, carry, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
 
 
-def run_implicit(
-  step_fn: Callable[[Carry, Array], tuple[Carry, Any]],
-  carry: Carry,
-  num_steps: int,
-  *,
-  num_terms: int,
-  kind: str = "scan",
-) -> tuple[Carry, Carry, Any]:
-  """`run_loop`, differentiated as if its result were a fixed point z = f(z).
-
-  With J the Jacobian of f at the input of the last step, the gradient is the
-  last step's gradient times (I - J)^-1 = I + J + J^2 + ... It needs the memory
-  of one step, and is exact if the steps have converged.
-
-  Args:
-    step_fn: as in `run_loop`; every step but the first is the same f.
-    carry, num_steps, kind: as in `run_loop`.
-    num_terms: number of terms of the series after I, at least 1.
-
-  Returns:
-    As from `run_truncated`. The initial carry gets a gradient only through the
-    first step's carry.
-  """
-  first, record = step_fn(carry, jnp.asarray(0))
-  records = [jax.tree.map(lambda x: x[None], record)]
-  if num_steps == 1:
-    return first, first, records[0]
-  last_index = jnp.asarray(num_steps - 1)
-
-  def settle(_: Any, z: Carry) -> tuple[Carry, list[Any]]:
-    if num_steps == 2:
-      return z, []
-    z, middle, _ = run_loop(
-      lambda z, n: step_fn(z, n + 1), z, num_steps - 2, kind=kind
-    )
-    return z, [middle]
-
-  def residual(z: Carry) -> Carry:
-    return jax.tree.map(jnp.subtract, step_fn(z, last_index)[0], z)
-
-  def solve(apply: Callable[[Carry], Carry], y: Carry) -> Carry:
-    """Solves (J - I) x = y by iterating x <- J x - y."""
-
-    def term(x: Carry, _: None) -> tuple[Carry, None]:
-      return jax.tree.map(lambda j, x, y: j + x - y, apply(x), x, y), None
-
-    start = jax.tree.map(jnp.negative, y)
-    return jax.lax.scan(term, start, length=num_terms - 1)[0]
-
-  z, middle = jax.lax.custom_root(
-    residual, jax.lax.stop_gradient(first), settle, solve, has_aux=True
-  )
-  last, record = step_fn(z, last_index)
-  records += [*middle, jax.tree.map(lambda x: x[None], record)]
-  return first, last, jax.tree.map(lambda *x: jnp.concatenate(x), *records)
-
-
 def tree_where(where: Array, new: Carry, old: Carry) -> Carry:
   """`new` where the condition, a scalar or [B], holds, else `old`.
 

@@ -2,9 +2,8 @@
 
 An injection maps the state h and the prelude's output e, [B, T, D] each, to the
 input of the core; all are in the accumulate dtype. Sources: "linear", Huginn
-(arXiv 2502.05171); "diagonal", Parcae (arXiv 2604.12946); "orthogonal",
-xLLM-Loop; "anchor", the boundary operator (arXiv 2609.19107), which instead
-adds after the loop.
+(arXiv 2502.05171); "diagonal", Parcae (arXiv 2604.12946); "anchor", the
+boundary operator (arXiv 2609.19107), which instead adds after the loop.
 """
 
 import math
@@ -20,7 +19,6 @@ from loopjax.nn import linear
 from loopjax.types import Array, Precision
 
 _STEP = 0.5 * math.log(5)  # Initial dt, for a decay of sqrt(1/5).
-_EPSILON = 1e-6
 _MAX_A_LOG = 80.0  # Maximum of A_log; exp overflows in float32 above.
 
 
@@ -49,13 +47,13 @@ class Diagonal(nnx.Module):
   """exp(-dt A) h + dt (B e), dt = softplus(dt_bias), A = exp(A_log) (Parcae).
 
   dt and A are per feature; the decay is always in [0, 1], which bounds the
-  state. B is initially the identity. If orthogonal, each token's decayed state
-  loses its component along dt (B e) (xLLM-Loop).
+  state. B is initially the identity.
   """
 
   def __init__(
-    self, width: int, orthogonal: bool, *, precision: Precision, rngs: nnx.Rngs
+    self, width: int, init: Any, *, precision: Precision, rngs: nnx.Rngs
   ):
+    del init
     self.A_log = nnx.Param(jnp.zeros(width, precision.params))
     # The inverse of softplus.
     bias = math.log(math.expm1(_STEP))
@@ -68,7 +66,7 @@ class Diagonal(nnx.Module):
     self.input_map = linear.linear(
       width, width, init=identity, precision=precision, rngs=rngs
     )
-    self.orthogonal, self.precision = orthogonal, precision
+    self.precision = precision
 
   def decay(self) -> Array:
     """exp(-dt A), f32 [D], the factors of the state."""
@@ -85,10 +83,6 @@ class Diagonal(nnx.Module):
     added = self.input_map(injected).astype(self.precision.accumulate)
     added = step.astype(added.dtype)[None, None] * added
     decayed = self.decay().astype(hidden.dtype)[None, None] * hidden
-    if self.orthogonal:
-      dot = jnp.sum(decayed * added, axis=-1, keepdims=True)
-      squared_norm = jnp.sum(added * added, axis=-1, keepdims=True)
-      decayed = decayed - added * dot / (squared_norm + _EPSILON)
     return decayed + added
 
 
@@ -121,16 +115,7 @@ INJECTIONS: dict[str, Injection] = {
   "none": Injection(lambda *_, **__: _unchanged, 0, None),
   "add": Injection(lambda *_, **__: _add, 0, lambda _: jnp.ones(())),
   "linear": Injection(Linear, 2, Linear.radius),
-  "diagonal": Injection(
-    lambda width, _, **shared: Diagonal(width, False, **shared),
-    1,
-    Diagonal.radius,
-  ),
-  "orthogonal": Injection(
-    lambda width, _, **shared: Diagonal(width, True, **shared),
-    1,
-    Diagonal.radius,
-  ),
+  "diagonal": Injection(Diagonal, 1, Diagonal.radius),
   "anchor": Injection(lambda *_, **__: _unchanged, 0, None),
 }
 

@@ -322,12 +322,6 @@ def next_token_by_loop(model: Any, hidden: Array, targets: Array) -> Array:
   return _with_table(token_loss, model, hidden, targets)
 
 
-def row_losses(model: Any, output: Output, batch: Batch) -> Array:
-  """Mean cross-entropy of each row, f32 [B], nats; no gradient."""
-  losses = _with_table(token_loss, model, output.hidden, batch["targets"])
-  return row_means(jax.lax.stop_gradient(losses), batch["weights"])
-
-
 def read_out(model: Any, hidden: Array, targets: Array) -> TokenScores:
   """Losses and predictions of the last S tokens, for evaluation.
 

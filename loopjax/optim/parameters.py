@@ -76,7 +76,6 @@ TABLE = (
   Row("adapter/kernel", P("fsdp", "tensor"), "muon", "matrices"),
   Row("input_map/kernel", P("fsdp", "tensor"), "adamw", "all"),
   Row("update_share", P(), "adamw", "all"),
-  Row("depth_logits", P(), "adamw", "all"),
   Row("router/kernel", P(), "adamw", "matrices"),
   Row("router/bias", P(), "adamw", "all"),
   Row("exit_gate/kernel", P(), "adamw", "matrices"),

@@ -248,14 +248,14 @@ def test_items_of_a_sweep_are_the_users(capsys):
 
 def test_arguments_in_python_are_the_users(capsys):
   sizes = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 2}
-  model = loopjax.build("recurrent", **sizes, depth="learned")
-  assert model.about.settings.model.depth_per == "row"
+  model = loopjax.build("recurrent", **sizes, relaxed_rank=2)
+  assert model.about.settings.model.depth == "fixed"
   assert capsys.readouterr().err == (
-    "note: the default model.depth_per='step' does not apply with"
-    " model.depth='learned'; set to 'row'\n"
+    "note: the default model.depth='poisson_lognormal' does not apply with"
+    " model.relaxed_rank=2; set to 'fixed'\n"
   )
-  with refused("model.depth='learned' needs model.depth_per='row'"):
-    loopjax.build("recurrent", **sizes, depth="learned", depth_per="step")
+  with refused("model.relaxed_rank=2 needs model.depth='fixed'"):
+    loopjax.build("recurrent", **sizes, relaxed_rank=2, depth="poisson")
 
 
 def test_a_config_remembers_who_set_what_beside_its_values():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loopjax.errors import UserError
 from loopjax.loop import depth, driver
 
 
@@ -59,11 +58,9 @@ def test_a_calibrated_mean_holds_below_a_maximum(kind):
     assert not most or len(chances) == most
 
 
-def test_other_distributions():
+def test_a_fixed_depth_and_expectations():
   np.testing.assert_array_equal(depth.probabilities("fixed", 3), [0, 0, 1])
-  uniform = depth.probabilities("uniform", 4)
-  np.testing.assert_allclose(uniform, np.full(7, 1 / 7))
-  np.testing.assert_allclose(depth.expected(uniform, 2), 13 / 7)
+  np.testing.assert_allclose(depth.expected(np.full(7, 1 / 7), 2), 13 / 7)
 
 
 @pytest.mark.parametrize("kind", depth.DEPTHS)
@@ -204,36 +201,3 @@ def test_depths_beyond_the_maximum_are_not_listed(monkeypatch):
     assert len(cut) == 40 and max(listed) <= 128
     np.testing.assert_allclose(cut[:-1], chances[:39], rtol=1e-6)
     np.testing.assert_allclose(cut.sum(), 1)
-
-
-def test_a_learned_depth_needs_two_rows():
-  with pytest.raises(UserError, match="it needs at least two"):
-    depth.learned_loss(jnp.zeros(3), jnp.ones(1, int), jnp.ones(1), 2.0)
-
-
-@pytest.mark.long
-def test_a_learned_depth_follows_the_gradient_of_the_expected_cost():
-  """All draws of two rows, weighted by their probabilities."""
-  logits = jnp.array([0.3, -0.2, 0.5])
-  costs = jnp.array([[2.0, 1.0, 0.2], [3.0, 0.5, 1.5]])  # By row and depth.
-
-  def expected_cost(logits):
-    chances = jax.nn.softmax(logits)
-    distance = chances @ jnp.arange(1.0, 4.0) - 2.5
-    return jnp.mean(costs @ chances) + distance**2
-
-  def drawn(logits, pair):
-    own = costs[jnp.arange(2), pair]
-    return depth.learned_loss(logits, pair + 1, own, 2.5)[0]
-
-  pairs = jnp.array([(a, b) for a in range(3) for b in range(3)])
-  chances = jnp.prod(jax.nn.softmax(logits)[pairs], axis=1)
-  found = jax.vmap(jax.grad(drawn), (None, 0))(logits, pairs)
-  np.testing.assert_allclose(
-    chances @ found, jax.grad(expected_cost)(logits), atol=1e-6
-  )
-  value, stats = depth.learned_loss(
-    logits, pairs[1] + 1, jnp.array([9.0, 1.0]), 2.5
-  )
-  np.testing.assert_allclose(value, (stats["depth_mean"] - 2.5) ** 2, rtol=1e-6)
-  assert 0.9 < float(stats["depth_entropy"]) < math.log(3)

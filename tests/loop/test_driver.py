@@ -95,63 +95,8 @@ def test_unknown_kind_is_named():
     run(0.7, "for")
 
 
-def settle(weight, x, num_steps, num_terms):
-  """z <- tanh(W z + x), with a part that the next step ignores."""
-
-  def step(z, n):
-    del n
-    new = jnp.tanh(weight @ z["read"] + x)
-    return {"read": new, "unread": new**2}, jnp.sum(new)
-
-  start = {"read": jnp.zeros(3), "unread": jnp.zeros(3)}
-  return driver.run_implicit(step, start, num_steps, num_terms=num_terms)
-
-
 WEIGHT = jnp.array([[0.2, -0.5, 0.1], [0.4, 0.1, -0.3], [0.0, 0.3, 0.2]])
 X = jnp.array([0.5, -1.0, 0.3])
-
-
-@pytest.mark.long
-def test_a_fixed_point_has_its_gradient():
-  """By the implicit function theorem, with a separate solver."""
-
-  def value(weight, x):
-    _, last, records = settle(weight, x, 60, 60)
-    return jnp.sum(last["read"] * jnp.arange(3)) + jnp.sum(last["unread"])
-
-  got = jax.jit(jax.grad(value, (0, 1)))(WEIGHT, X)
-  z = settle(WEIGHT, X, 60, 1)[1]["read"]
-  slope = 1 - z**2
-  towards = jnp.arange(3) + 2 * z
-  back = jnp.linalg.solve((jnp.eye(3) - slope[:, None] * WEIGHT).T, towards)
-  expected = (jnp.outer(back * slope, z), back * slope)
-  for x, y in zip(got, expected, strict=True):
-    np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
-
-
-def test_one_term_is_the_gradient_of_two_steps():
-  def two_steps(x):
-    z = jax.lax.stop_gradient(settle(WEIGHT, X, 60, 1)[1]["read"])
-    for _ in range(2):
-      z = jnp.tanh(WEIGHT @ z + x)
-    return jnp.sum(z)
-
-  def value(x, num_terms):
-    return jnp.sum(settle(WEIGHT, x, 60, num_terms)[1]["read"])
-
-  np.testing.assert_allclose(
-    jax.grad(value)(X, 1), jax.grad(two_steps)(X), rtol=1e-5, atol=1e-6
-  )
-  assert not jnp.allclose(jax.grad(value)(X, 1), jax.grad(value)(X, 2))
-
-
-def test_records_are_of_all_steps():
-  _, last, records = settle(WEIGHT, X, 5, 2)
-  plain, expected, _ = driver.run_loop(
-    lambda z, _: (jnp.tanh(WEIGHT @ z + X),) * 2, jnp.zeros(3), 5
-  )
-  np.testing.assert_allclose(last["read"], plain, rtol=1e-5)
-  np.testing.assert_allclose(records, expected.sum(axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("want_first", [False, True])

@@ -125,7 +125,7 @@ VALUES = {
   "norm_order": ("pre", "branch"), "injection": ("add", "diagonal"),
   "anchor_scale": (0.5,), "prelude_norm": (True,), "input_scale": (2.0,),
   "state": ("zero", "input"), "state_std": (0.1,), "update": ("gate", "damped"),
-  "depth": ("poisson", "uniform"), "calibrated": (True,),
+  "depth": ("poisson",), "calibrated": (True,),
   "max_loops": (2,), "depth_per": ("row",), "num_with_gradient": (1,),
   "growth_steps": ((7,),), "growth_loops": ((2,),), "relaxed_rank": (2,),
   # LoopFormer.

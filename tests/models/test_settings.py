@@ -70,16 +70,6 @@ IMPOSSIBLE = {
     ({"A_range": (3.0, 1.0)}, "A_range"),
     ({"A_range": ("a", 1.0)}, "A_range"),
     ({"A_range": (0.1,)}, "A_range"),
-    ({"implicit_terms": 2}, "needs model.injection='add'"),
-    (
-      {
-        "implicit_terms": 2,
-        "injection": "add",
-        "carry_state": False,
-        "num_loops": 1,
-      },
-      "implicit_terms=2 has no effect while model.num_loops=1",
-    ),
     ({"num_with_gradient": 9}, "num_with_gradient=9"),
     ({"num_with_gradient": 1, "gradient_cut": "S"}, "gradient_cut='S' is not"),
     ({"gradient_cut": "both"}, "no effect while model.num_with_gradient=0"),
@@ -131,17 +121,8 @@ IMPOSSIBLE = {
   "recurrent": [
     ({"depth": "fixed", "max_loops": 9}, "max_loops has no effect while"),
     ({"growth_steps": (5,), "growth_loops": (1,)}, "growth_steps has no eff"),
-    ({"depth": "learned"}, "depth='learned' needs model.depth_per='row'"),
-    (
-      {"depth": "learned", "depth_per": "row", "calibrated": True},
-      "calibrated has no effect",
-    ),
     ({"max_loops": 2}, "max_loops=2 is less than model.num_loops=3"),
     ({"calibrated": True, "max_loops": 3}, "^model.max_loops=3 allows no dist"),
-    (
-      {"depth": "learned", "depth_per": "row", "max_loops": 3},
-      "^model.max_loops=3 allows no dist",
-    ),
     ({"input_scale": 0.0}, "input_scale=0.0 must be > 0"),
     ({"num_coda": 0}, "loop_norm='coda' needs model.num_coda"),
     ({"state": "ones"}, "state='ones' is not one of input, zero, normal"),

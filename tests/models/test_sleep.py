@@ -540,43 +540,6 @@ def test_the_number_of_parameters():
   )
 
 
-@pytest.mark.long
-def test_implicit_passes_are_the_same_passes():
-  fixed = {"injection": "add", "carry_state": False, "loop_norm": "per_loop"}
-  plain = run(tokens(20), num_loops=4, **fixed)
-  implicit = run(tokens(20), num_loops=4, **fixed, implicit_terms=2)
-  np.testing.assert_allclose(plain.logits, implicit.logits, atol=1e-6)
-  for name, values in plain.loops.items():
-    np.testing.assert_allclose(values, implicit.loops[name], rtol=1e-5)
-
-
-# tests/loop/test_driver.py has them against another solver.
-@pytest.mark.manual
-def test_implicit_gradients_are_those_of_passes_that_settled():
-  """A large input next to what a norm hands on: each pass is a contraction."""
-  inputs, spec = tokens(20), spec_of(20, 4)
-  options = {"injection": "add", "carry_state": False, "loop_norm": "per_loop"}
-  options |= {"num_loops": 14, "init_std": 0.05}
-
-  def gradients_of(**changes):
-    config = config_of(**SHALLOW, **options, **changes)
-    params = examples.params_of(sleep, config, spec)
-    embedding = params["token_embedding"]["embedding"] * 60
-    params = params | {"token_embedding": {"embedding": embedding}}
-
-    def loss(params):
-      model = examples.merged(sleep, config, spec, params)
-      return jnp.mean(jax.nn.log_softmax(model(inputs).logits)[..., 0])
-
-    return jax.jit(jax.grad(loss), compiler_options=examples.FAST)(params)
-
-  full, implicit = gradients_of(), gradients_of(implicit_terms=12)
-  errors = jax.tree.map(
-    lambda x, y: jnp.linalg.norm(x - y) / jnp.linalg.norm(x), full, implicit
-  )
-  assert max(jax.tree.leaves(errors)) < 1e-5
-
-
 @crossing("memory", ["gated_delta", "jet"], manual=["jet"])
 def test_the_config_says_how_fast_memories_forget_and_how_far_they_write(
   memory,
@@ -738,7 +701,6 @@ def test_every_pass_costs_the_same_and_answers_one():
     ({"num_with_gradient": 1, "gradient_cut": "both"}, 0, 2),
     ({"num_with_gradient": 1, "injection": "add", "carry_state": False}, 4, 1),
     ({"num_with_gradient": 3}, 0, 3),
-    ({"injection": "add", "carry_state": False, "implicit_terms": 4}, 4, 5),
   ],
 )
 def test_training_counts_the_passes_that_have_a_gradient(

@@ -33,7 +33,7 @@ FAMILIES = [
   ("recurrent", {"mlp": "swiglu", "update": "gate", "qk_bias": True}),
   (
     "recurrent",
-    {"injection": "diagonal", "depth": "learned", "depth_per": "row"},
+    {"injection": "diagonal"},
   ),
   ("sleep", {}),
   ("sleep", {"memory": "jet"}),

@@ -129,7 +129,6 @@ class Config(stack.StackConfig):
     for setting, others, holds in (
       ("depth", drawn, self.depth == "fixed"),
       ("depth", growth, self.depth != "fixed"),
-      ("depth", ("calibrated",), self.depth in ("learned", "uniform")),
       ("injection", ("anchor_scale",), self.injection != "anchor"),
       ("state", ("state_std",), self.state != "normal"),
     ):
@@ -150,15 +149,10 @@ class Config(stack.StackConfig):
         f"model.max_loops={self.max_loops} is less than"
         f" model.num_loops={self.num_loops}"
       )
-    if self._has_exact_mean and self.max_loops == self.num_loops:
+    if self.calibrated and self.max_loops == self.num_loops:
       raise UserError(
         f"model.max_loops={self.max_loops} allows no distribution with a mean"
         f" of model.num_loops={self.num_loops}"
-      )
-    if self.depth == "learned" and self.depth_per != "row":
-      raise UserError(
-        "model.depth='learned' needs model.depth_per='row'",
-        (Moot("model.depth_per", "row", ("model.depth",)),),
       )
     if self.relaxed_rank and self.depth != "fixed":
       raise UserError(
@@ -180,15 +174,10 @@ class Config(stack.StackConfig):
         " its own"
       )
 
-  @property
-  def _has_exact_mean(self) -> bool:
-    """Whether the mean of random depths is K."""
-    return self.calibrated or self.depth == "learned"
-
   def depths(self) -> np.ndarray:
     """The distribution of the loops in training, see `depth.probabilities`."""
     mean: float = self.num_loops
-    if self._has_exact_mean:
+    if self.calibrated:
       mean = depth_lib.calibrated(self.depth, mean, self.max_loops)
     return depth_lib.probabilities(self.depth, mean, self.max_loops)
 

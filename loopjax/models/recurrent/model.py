@@ -2,14 +2,13 @@
 
 Sources: Huginn (arXiv 2502.05171, section 3): e = P(x), h_0 random,
 h_k = R(e, h_{k-1}), logits = C(h_K); training with a random number of loops and
-gradients through the last ones. Parcae (arXiv 2604.12946), xLLM-Loop, the
-boundary operator (arXiv 2609.19107) and LoopLM are other settings of it.
+gradients through the last ones. Parcae (arXiv 2604.12946), the boundary
+operator (arXiv 2609.19107) and LoopLM are other settings of it.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from loopjax import sharding
@@ -69,9 +68,6 @@ class Model(nnx.Module):
     if config.update == "gate":
       share = jnp.zeros(config.width, precision.params)
       self.update_share = nnx.Param(share)
-    if config.depth == "learned":
-      start = np.log(np.maximum(config.depths(), 1e-30))
-      self.depth_logits = nnx.Param(jnp.asarray(start, jnp.float32))
     self.final_norm = causal.final_norm(config, rngs)
     if not config.tied:
       self.head = causal.head(config, spec, rngs)

@@ -31,20 +31,10 @@ def loss(
   if _is_static(config):
     output = model(batch["inputs"], **call)
     return token_losses.output_loss(model, output, batch)
-  is_learned = config.depth == "learned"
-  logits: Any = model.depth_logits[...] if is_learned else None
-  depth = training_depth(config, key, keys, step, logits)
+  depth = training_depth(config, key, keys, step)
   output = model(batch["inputs"], depth=depth, **call)
   total, metrics = token_losses.output_loss(model, output, batch)
-  metrics = {**metrics, "depth": jnp.mean(depth.astype(jnp.float32))}
-  if is_learned:
-    costs = token_losses.row_losses(model, output, batch)
-    added, stats = depth_lib.learned_loss(
-      logits, depth, costs, config.num_loops
-    )
-    metrics = {**metrics, "cross_entropy": total, **stats}
-    total = total + added
-  return total, metrics
+  return total, {**metrics, "depth": jnp.mean(depth.astype(jnp.float32))}
 
 
 def _is_static(config: Config) -> bool:
@@ -54,11 +44,7 @@ def _is_static(config: Config) -> bool:
 
 
 def training_depth(
-  config: Config,
-  key: Array,
-  keys: Array,
-  step: Array,
-  logits: Array | None = None,
+  config: Config, key: Array, keys: Array, step: Array
 ) -> Array:
   """The loops of a training step, i32 scalar, or [B] if drawn per row.
 
@@ -67,17 +53,14 @@ def training_depth(
     key: key of the step, the same in all of its microbatches.
     keys: keys of the rows, [B].
     step: number of optimizer steps taken.
-    logits: the logits of a learned distribution of depths.
   """
   if config.depth == "fixed":
     growth = config.growth_steps, config.growth_loops
     return depth_lib.grown(step, *growth, config.num_loops)
-  row_keys: Any = fold_in(keys, _DEPTH)
-  if logits is not None:
-    return depth_lib.drawn_from(row_keys, logits)
   pmf = config.depths()
   if config.depth_per == "step":
     return depth_lib.draw(jax.random.fold_in(key, _DEPTH), pmf)
+  row_keys: Any = fold_in(keys, _DEPTH)
   return jax.vmap(lambda key: depth_lib.draw(key, pmf))(row_keys)
 
 

@@ -23,7 +23,7 @@ GROUPS = {
   "passes": (
     "num_prelude", "num_coda", "loop_norm", "injection", "carry_state",
   ),
-  "gradient": ("num_with_gradient", "gradient_cut", "implicit_terms"),
+  "gradient": ("num_with_gradient", "gradient_cut"),
   "read-out": ("tied", "exit_gate"),
 }  # fmt: skip
 
@@ -77,9 +77,6 @@ class Config(stack.StackConfig):
       "both": earlier passes get no gradient, and a window gets one only through
       `injection`, its last tokens, the convolutions or, without carry_state,
       the fast weights.
-    implicit_terms: if not 0, the passes are treated as converged to a fixed
-      point, whose gradient is a Neumann series of this many terms; 0 for
-      back-propagation through the passes.
     tied: whether the read-out uses the embedding table; else it has its own.
     exit_gate: "none"; or "unused": the gate of the `looped` model that the
       parameters come from.
@@ -110,7 +107,6 @@ class Config(stack.StackConfig):
   carry_state: bool = True
   num_with_gradient: int = 0
   gradient_cut: str = "hidden"
-  implicit_terms: int = 0
   tied: bool = True
   exit_gate: str = "none"
 
@@ -128,7 +124,7 @@ class Config(stack.StackConfig):
     )
     # The short convolutions of the memory layers span four tokens.
     checks.at_least("model", self, window=4, num_loops=1)
-    checks.at_least("model", self, num_with_gradient=0, implicit_terms=0)
+    checks.at_least("model", self, num_with_gradient=0)
     self._check_layers()
     self.memory_shape()
     if self.num_with_gradient > self.num_loops:
@@ -143,22 +139,6 @@ class Config(stack.StackConfig):
       why = ": passes do not read each other's fast weights"
       checks.without_effect(
         "model", self, "carry_state", "gradient_cut", why=why
-      )
-    if self.implicit_terms and (self.carry_state or self.injection == "none"):
-      raise UserError(
-        "model.implicit_terms needs model.injection='add' and"
-        " model.carry_state=False: otherwise the fixed point would not depend"
-        " on the window or on those before it"
-      )
-    if self.implicit_terms and self.num_loops == 1:
-      raise UserError(
-        f"model.implicit_terms={self.implicit_terms} has no effect while"
-        " model.num_loops=1: a single pass is not iterated",
-        (Moot("model.implicit_terms", 0, ("model.num_loops",)),),
-      )
-    if self.implicit_terms:
-      checks.without_effect(
-        "model", self, "implicit_terms", "num_with_gradient"
       )
 
   @property
@@ -308,10 +288,8 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
 
 
 def _passes_back(config: Config, predicts: bool, num_passes: int) -> int:
-  """Number of backward passes through the core, including series terms."""
+  """Number of backward passes through the core."""
   first = int(predicts)  # It predicts tokens, so its gradient is never cut.
-  if config.implicit_terms:
-    return 1 + config.implicit_terms + first
   # With "hidden" or "fast_weights", gradients still pass through all passes.
   truncated = config.gradient_cut == "both" or not config.carry_state
   backward = (truncated and config.num_with_gradient) or num_passes

@@ -362,11 +362,6 @@ def run_passes(
     (the carry after the first pass, None unless `want_first`; the carry after
     the last pass; records [N, ...]).
   """
-  if terms := config.implicit_terms:
-    first, last, records = driver.run_implicit(
-      one_pass, carry, num_passes, num_terms=terms, kind=kind
-    )
-    return first if want_first else None, last, records
   return driver.run_truncated(
     one_pass,
     carry,
