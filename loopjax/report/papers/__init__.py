@@ -5,9 +5,9 @@ A file has the fields of `paper.Paper`. Columns and panels are described once
 value is a `metric` of summary.json times a `factor`, at `depth` times the
 trained number of loops if that is given; or a `function` of
 `report.quantities`, with its `arguments`; or neither, for a benchmark that
-`loopjax.eval.harness` scores. A row has a label, the settings that identify it, and the
-paper's value of each column: a number, a text, or the fields of `paper.Number`.
-`{any = [...]}` stands for any of these values of a setting.
+`loopjax.eval.harness` scores. A row has a label, the settings that identify it,
+and the paper's value of each column: a number, a text, or the fields of
+`paper.Number`. `{any = [...]}` stands for any of these values of a setting.
 """
 
 import functools
