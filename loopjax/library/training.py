@@ -100,8 +100,7 @@ def fit(
     settings.optim.adaptation,
   )
   state = init(model.params, jax.random.key(seed), carried)
-  progress = _Progress(steps)
-  batch, kept = first, []
+  progress, batch, kept = _Progress(steps), first, []
   for number in range(1, steps + 1):
     state, metrics = run(state, batch, {})
     kept.append(metrics)

@@ -109,8 +109,8 @@ def choice_scores(
 ) -> dict[str, float]:
   """Scores of a multiple-choice question.
 
-  The model's choice is that of the highest log-likelihood ("accuracy"), or of
-  the highest per character, including the leading space ("accuracy_per_char").
+  The model chooses the highest log-likelihood ("accuracy"), or the highest per
+  character, including the leading space ("accuracy_per_char").
   """
   likelihoods = [likelihood for likelihood, _ in results]
   texts, gold = document["continuations"], document["gold"]
