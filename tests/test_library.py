@@ -94,6 +94,34 @@ def test_a_model_is_a_pytree_of_its_parameters(model):
   assert after < value
 
 
+def test_a_loss_that_draws_or_changes_needs_a_key_or_step(model):
+  """Without them, all steps had the same depth, mask and schedule."""
+  batch = next(pairs())
+  value, _ = loopjax.loss(model, batch)
+  assert value == loopjax.loss(model, batch, key=jax.random.key(3), step=5)[0]
+  dropped = loopjax.build("looped", **SMALL, dropout=0.5)
+  with pytest.raises(UserError, match="'looped' depends on the key; pass"):
+    loopjax.loss(dropped, batch)
+  values = {
+    float(loopjax.loss(dropped, batch, key=jax.random.key(n))[0])
+    for n in range(3)
+  }
+  assert len(values) == 3
+  drawn = loopjax.build("recurrent", **SMALL)  # Depth and first state.
+  with pytest.raises(UserError, match="'recurrent' depends on the key; pass"):
+    jax.grad(loopjax.loss, has_aux=True)(drawn, batch)
+  growth = {"depth": "fixed", "growth_steps": (2,), "growth_loops": (1,)}
+  grown = loopjax.build("recurrent", **SMALL, **growth)
+  with pytest.raises(UserError, match="'recurrent' depends on the .*step; pas"):
+    loopjax.loss(grown, batch)
+
+  @jax.jit
+  def at(n):
+    return loopjax.loss(grown, batch, key=jax.random.key(7), step=n)[0]
+
+  assert at(0) == at(1) != at(2)
+
+
 def test_weights_choose_the_targets(model):
   """The mean over weighted targets, by hand from the logits."""
   inputs = np.arange(32, dtype=np.int32).reshape(2, 16)

@@ -1,5 +1,6 @@
 """Models and data: load, build, save, datasets; and the loss of a batch."""
 
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -82,7 +84,7 @@ def loss(
   weights: Any = None,
   documents: Any = None,
   key: Array | None = None,
-  step: int = 0,
+  step: Any = None,
 ) -> tuple[Array, Metrics]:
   """The family's training objective, in nats.
 
@@ -97,15 +99,18 @@ def loss(
     weights: weights of the targets, f32 [B, T]; all 1 if None.
     documents: i32 [B, T]; tokens attend to tokens with the same number only. A
       row is one document if None.
-    key: random key; `jax.random.key(0)` if None.
-    step: number of steps taken, on which some objectives depend.
+    key: random key, another one for every step; needed if the objective draws,
+      for example dropout or the number of loops.
+    step: number of steps taken, an integer or a traced one; needed if the
+      objective depends on it.
 
   Returns:
     (loss, f32 scalar; metrics by name).
 
   Raises:
     UserError: the family carries state from step to step, which `fit` trains;
-      arrays are given with a batch that has its own; or as in `Model.fit`.
+      the objective depends on a key or step that is not given; arrays are given
+      with a batch that has its own; or as in `Model.fit`.
   """
   _check_model(model)
   settings = model.about.settings
@@ -125,11 +130,49 @@ def loss(
     settings, inputs if targets is None else {"inputs": inputs, **given}
   )
   batch["mean_weight"] = jnp.mean(batch["weights"])
+  objective = training.objective(settings)
+  given = {"key": key, "step": step}
+  missing = [name for name, x in given.items() if x is None]
+  shapes = tuple((name, x.shape, x.dtype) for name, x in batch.items())
+  if missing and (read := _read(model.about, shapes).intersection(missing)):
+    raise UserError(
+      f"loss: the objective of {settings.model_name!r} depends on the"
+      f" {' and '.join(sorted(read))}; pass another one for every step, as in"
+      " loss(model, batch, key=jax.random.key(n), step=n)"
+    )
   key = jax.random.key(0) if key is None else key
-  value, metrics = training.objective(settings)(
-    model.module(), batch, key, jnp.asarray(step, jnp.int32), None
-  )
+  step = jnp.asarray(0 if step is None else step, jnp.int32)
+  value, metrics = objective(model.module(), batch, key, step, None)
   return value, {"loss": value, **metrics}
+
+
+@functools.lru_cache(maxsize=16)
+def _read(about: About, shapes: tuple[Any, ...]) -> frozenset[str]:
+  """Which of "key" and "step" the objective depends on, for such a batch."""
+  graphdef, params = program_lib.abstract_model(about.settings)
+  objective = training.objective(about.settings)
+  batch = {
+    name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes
+  }
+
+  def value(params: Any, batch: Any, key: Array, step: Array) -> Array:
+    module = nnx.merge(graphdef, params)
+    return objective(module, batch, key, step, None)[0]
+
+  arguments = (params, batch, jax.random.key(0), jnp.zeros((), jnp.int32))
+  jax.eval_shape(value, *arguments)  # Errors that are not of `vmap`.
+  found = set()
+  for at, name in ((2, "key"), (3, "step")):
+    axes = [None] * 4
+    axes[at] = 0
+    batched: list[Any] = [*arguments]
+    batched[at] = jnp.stack([arguments[at]] * 2)
+    # A result that does not depend on what `vmap` maps has no mapped axis.
+    try:
+      jax.eval_shape(jax.vmap(value, tuple(axes), out_axes=None), *batched)
+    except ValueError:
+      found.add(name)
+  return frozenset(found)
 
 
 def save(model: Model, workdir: str | pathlib.Path) -> None:
