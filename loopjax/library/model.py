@@ -104,7 +104,7 @@ class Model:
 
     Args:
       tokens: token ids, [T] or [B, T].
-      num_loops: number of loops; as in training if None.
+      num_loops: number of loops; as in evaluation if None.
       documents: of packed rows of text, the number of each token's document, of
         the shape of `tokens`; tokens attend to their own document only. A row
         is one document if None.
@@ -128,7 +128,7 @@ class Model:
     Args:
       tokens: token ids, [T] or [B, T].
       names: what to record, names from `traces` of the family.
-      num_loops: K; as in training if None.
+      num_loops: K; as in evaluation if None.
       documents: as in `logits`.
 
     Raises:
@@ -156,7 +156,7 @@ class Model:
     names: tuple[str, ...],
   ) -> tuple[Array, dict[str, Array]]:
     settings = self.about.settings
-    loops = checked.loops(settings, num_loops, settings.model.num_loops)
+    loops = checked.loops(settings, num_loops, settings.eval_loops)
     ids, packed = checked.array("tokens", tokens), None
     is_row = ids.ndim == 1
     rows = checked.ids(settings, "tokens", ids[None] if is_row else ids)
