@@ -122,6 +122,38 @@ def test_a_loss_that_draws_or_changes_needs_a_key_or_step(model):
   assert at(0) == at(1) != at(2)
 
 
+def test_logits_have_the_loops_of_an_evaluation():
+  """Otherwise `evaluate` scores other predictions than `logits` shows."""
+  built = loopjax.build("looped", **SMALL, eval__num_loops=3)
+  ids = np.arange(16)
+  np.testing.assert_array_equal(
+    built.logits(ids), built.logits(ids, num_loops=3)
+  )
+  assert not np.allclose(built.logits(ids), built.logits(ids, num_loops=2))
+  assert len(built.trace(ids, "hidden")["hidden"]) == 3
+
+
+@pytest.mark.parametrize("pattern", ["", "^layers/mlp/"])
+def test_an_optimizer_of_ones_own_changes_nothing_frozen(pattern):
+  """Neither what the user freezes nor what the family does."""
+  start = loopjax.build(
+    "looped", **SMALL, exit_gate="alone", optim__frozen=pattern
+  )
+  tx = optax.adamw(0.1, weight_decay=0.1)
+  found = start.fit(pairs(), steps=2, tx=tx, quiet=True)
+  changed = jax.tree.map(
+    lambda a, b: not np.array_equal(a, b), start.params, found.params
+  )
+  gate = changed.pop("exit_gate")
+  assert any(jax.tree.leaves(gate)) and not any(jax.tree.leaves(changed))
+  whole = loopjax.build("looped", **SMALL, optim__frozen=pattern)
+  found = whole.fit(pairs(), steps=1, tx=tx, quiet=True)
+  for name, before in whole.params["layers"].items():
+    same = jax.tree.map(np.array_equal, before, found.params["layers"][name])
+    frozen = name == "mlp" and pattern != ""
+    assert all(x is frozen for x in jax.tree.leaves(same))
+
+
 def test_weights_choose_the_targets(model):
   """The mean over weighted targets, by hand from the logits."""
   inputs = np.arange(32, dtype=np.int32).reshape(2, 16)

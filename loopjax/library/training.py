@@ -54,7 +54,8 @@ def fit(
       (inputs, targets), i32 [B, T], or a task's dict, which may have
       "weights", f32 [B, T], and in text "documents", i32 [B, T].
     steps: number of optimizer steps.
-    tx: the optimizer; from the model's settings if None.
+    tx: the optimizer; from the model's settings if None. Parameters that the
+      settings or the family freeze (`optim.frozen`) stay as they are.
     loss: the objective (module, batch, key, step, None) -> (loss, metrics), a
       scalar and a dict, which may be empty; the family's if None.
     seed: seed of the objective's random numbers.
@@ -85,6 +86,8 @@ def fit(
     raise UserError(
       f"tx={tx!r} is not an Optax optimizer, such as optax.adam(1e-3)"
     )
+  else:
+    tx = _kept(_with_frozen, settings.optim, tx)
   _check_signature("loss", loss, "module, batch, key, step, teacher")
   _check_signature("on_log", on_log, "step, metrics, model")
   batches = _batches(data)
@@ -92,7 +95,8 @@ def fit(
   options = {"batch_size": len(first["inputs"]), "num_microbatches": 1}
   how = dataclasses.replace(settings.run, **options)
   carried = fresh.init_carried(settings._replace(run=how))
-  init, run = _functions(
+  init, run = _kept(
+    _jitted,
     model.graphdef,
     loss or objective(settings),
     tx,
@@ -143,13 +147,21 @@ def _optimizer(about: Any, steps: int) -> optax.GradientTransformation:
     raise UserError(f"{error}; or give tx, an optimizer") from error
 
 
-def _functions(*arguments: Any) -> tuple[Any, Any]:
-  """`_jitted`, whose functions are kept if the arguments can be compared."""
+@functools.lru_cache(maxsize=4)  # The same object, of the same two.
+def _with_frozen(
+  optim: chain.Config, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """See `chain.with_frozen`."""
+  return chain.with_frozen(optim, tx)
+
+
+def _kept(function: Any, *arguments: Any) -> Any:
+  """A cached function's result, kept if the arguments can be compared."""
   try:
     hash(arguments)
   except TypeError:
-    return _jitted.__wrapped__(*arguments)
-  return _jitted(*arguments)
+    return function.__wrapped__(*arguments)
+  return function(*arguments)
 
 
 @functools.lru_cache(maxsize=4)  # They keep what they have compiled.

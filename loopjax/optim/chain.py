@@ -337,6 +337,13 @@ def make_optimizer(
     else optax.identity()
   )
   tx = optax.chain(clip, tx, parameters.scale_by_rate(config.rates))
+  return with_frozen(config, tx)
+
+
+def with_frozen(
+  config: Config, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """The optimizer, which does not see or change frozen parameters."""
   if not config.frozen or config.adaptation:
     return tx  # `lora.split` sets frozen parameters apart.
   # Both are needed: without the first, frozen gradients would count in the
