@@ -163,13 +163,12 @@ def _read(about: About, shapes: tuple[Any, ...]) -> frozenset[str]:
   jax.eval_shape(value, *arguments)  # Errors that are not of `vmap`.
   found = set()
   for at, name in ((2, "key"), (3, "step")):
-    axes = [None] * 4
-    axes[at] = 0
-    batched: list[Any] = [*arguments]
-    batched[at] = jnp.stack([arguments[at]] * 2)
+    axes = [0 if n == at else None for n in range(len(arguments))]
+    mapped: list[Any] = [*arguments]
+    mapped[at] = jnp.stack([mapped[at]] * 2)
     # A result that does not depend on what `vmap` maps has no mapped axis.
     try:
-      jax.eval_shape(jax.vmap(value, tuple(axes), out_axes=None), *batched)
+      jax.eval_shape(jax.vmap(value, axes, out_axes=None), *mapped)
     except ValueError:
       found.add(name)
   return frozenset(found)
