@@ -52,6 +52,8 @@ class Registry(MutableMapping[str, _Entry], Generic[_Entry]):
     del self._entries[name]
 
   def __contains__(self, name: object) -> bool:
+    if not isinstance(name, str):  # A user's mistake; may have no hash.
+      return False
     return name in self._modules or name in self._entries or _is_module(name)
 
   def __iter__(self) -> Iterator[str]:
@@ -61,9 +63,9 @@ class Registry(MutableMapping[str, _Entry], Generic[_Entry]):
     return len({**self._modules, **self._entries})
 
 
-def _is_module(name: object) -> bool:
+def _is_module(name: str) -> bool:
   """Whether a module can be imported by this name."""
   try:
-    return isinstance(name, str) and bool(importlib.util.find_spec(name))
+    return bool(importlib.util.find_spec(name))
   except (ImportError, ValueError):  # Its package is missing; or it is "".
     return False
