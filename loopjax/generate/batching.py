@@ -26,7 +26,7 @@ SMALLEST_SPAN = 64
 _SMALLEST_CHUNK = 16
 # Weights that stay in a CPU's caches are as fast for eight rows as for more,
 # and the places that so few attend to stay there, too:
-# benchmarks/results/2026-11-24_cpu_2cores_slots.md.
+# benchmarks/results/2026-11-28_cpu_2cores_generation.md.
 _SMALL_WEIGHTS, _FEW_ROWS = 16 * 2**20, 8
 _FINISH = {slots.STOP: "stop", slots.LENGTH: "length"}
 
