@@ -32,11 +32,11 @@ include_patterns = [
   "notebooks/*.ipynb",
   "notebooks/README.md",
 ]
-# The sections of papers.md are parts of the pages about families.
-exclude_patterns = ["docs/papers.md", "docs/_templates"]
+exclude_patterns = ["docs/_templates"]
 templates_path = ["_templates"]
 
-myst_enable_extensions = ["deflist"]
+# Notebooks have formulas.
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # Their outputs are in them.
 
