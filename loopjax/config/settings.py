@@ -29,8 +29,7 @@ class Run:
     num_steps: optimizer steps.
     batch_size: examples per step over all devices.
     num_microbatches: parts of a batch that are computed one after another to
-      save memory; the gradient is the whole batch's, except that
-      `model.depth=learned` compares only the rows that a device has at once.
+      save memory; the gradient is the whole batch's.
     steps_per_call: optimizer steps per dispatch to the device.
     log_every, checkpoint_every: steps, multiples of steps_per_call.
     keep_checkpoints: number of newest checkpoints to keep.

@@ -37,6 +37,7 @@ NATURAL = {
 # Changes that a user must hear about: the change itself would do nothing, or it
 # needs what only the user knows.
 NEEDED = {
+  "eval.answer=.*": "no effect while eval.num_starts=1",
   "model.distill=.*": "needs run.teacher",
   "model.name=melt": "needs run.teacher",
   "model.gradient_cut=.*": "no effect while model.num_with_gradient=0",
@@ -137,7 +138,6 @@ def test_a_rate_names_what_it_applies_to():
      0),
     ("sudoku_utm", "nine,task.num_revealed_examples=0", "task.max_revealed",
      0.0),
-    ("lm_recurrent", "tiny,model.depth=learned", "model.depth_per", "row"),
     ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
     ("lm_melt", "tiny,model.gate=last", "optim.rates", []),
     ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
@@ -178,8 +178,6 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
     # Though the family freezes the gate.
     ("lm_looped", "model.exit_gate=unused,optim.frozen=heads",
      "optim.frozen='heads' matches no parameter"),
-    ("lm_recurrent", "model.depth=learned,model.depth_per=step",
-     "needs model.depth_per='row'"),
     ("sudoku_utm", "model.name=transformer,eval.depth_factor=4",
      "eval.depth_factor=4: num_loops=48 must be 1 to 12"),
     ("sudoku_utm", "model.name=adaptive,model.norm=derf_utm",

@@ -466,16 +466,6 @@ def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_written_when_a_loss_needs_more_rows(tmp_path):
-  arg = "smoke,model.depth=learned,model.depth_per=row"
-  config = load_config("lm_recurrent", f"{arg},run.num_microbatches=2")
-  with pytest.raises(UserError, match="^model.depth='learned' compares rows"):
-    train.run(config, tmp_path / "run", "train")
-  assert not (tmp_path / "run").exists()
-  # What only scores has no such loss.
-  program_lib.make_program(config_lib.resolve(config))
-
-
 def test_growth_ends_before_training_does_and_earlier_runs_are_read(tmp_path):
   growth = "model.depth=fixed,model.growth_steps=(20,),model.growth_loops=(1,)"
   config = load_config("lm_recurrent", f"smoke,{growth}")
