@@ -8,7 +8,7 @@ Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_loops` is N. Presets:
           match in three new seeds: 0.916, 0.959, 0.684
           (benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md). With a
           decay searched for each N, N = 1 in the same time is better:
-          benchmarks/results/2026-11-23_cpu_2cores_rule_110_steps.md
+          benchmarks/results/2026-11-28_cpu_2cores_sleep.md
   gpu     t = 32, fewer steps. Not measured.
   paper   t = 32, width 256, about 5 billion tokens. Not run. Ours: warm-up,
           weight decay and the sizes of heads (docs/papers.md).

@@ -37,7 +37,7 @@ templates_path = ["_templates"]
 
 # Notebooks have formulas.
 myst_enable_extensions = ["deflist", "dollarmath"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 nb_execution_mode = "off"  # Their outputs are in them.
 
 html_theme = "furo"

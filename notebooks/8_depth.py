@@ -151,4 +151,4 @@ for name, metrics in found.items():
 # depth improves the loss after one loop and makes the state converge, at a
 # small cost at the trained depth: inference can then stop when the state or the
 # read-out no longer changes (`--exit_rule=change`, `kl`). On novels, with three
-# seeds: `benchmarks/results/2026-11-23_cpu_2cores_recurrent_depth.md`.
+# seeds: `benchmarks/results/2026-11-28_cpu_2cores_recurrent_depth.md`.

@@ -249,7 +249,7 @@ def main() -> None:
     "sleep_equal_time",
     ("rule_110_steps.runs.json", "rule_110_equal_time.runs.json"),
   )
-  cache_bytes("cache_bytes", "2026-11-26_cpu_2cores_melt_sharing.md", 128)
+  cache_bytes("cache_bytes", "2026-11-28_cpu_2cores_melt_caches.md", 128)
   rows = table(
     "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
   )
