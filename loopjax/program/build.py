@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -264,21 +263,14 @@ def abstract_batches(
   }
 
 
-def _rows_at_once(settings: config_lib.Settings, mesh: Mesh) -> int:
-  """Rows of a microbatch on each device."""
-  ways = math.prod(mesh.shape[axis] for axis in sharding.BATCH_AXES)
-  return settings.run.batch_size // (ways * settings.run.num_microbatches)
-
-
 def check_step(program: Program) -> None:
-  """Traces the train step where it may fail, before anything is written.
+  """Traces the train step if it has kernels, before anything is written.
 
   Raises:
-    UserError: a kernel does not support the model, or the loss compares rows
-      and a device has only one at a time.
+    UserError: a kernel does not support the model.
   """
   kernels = program.settings.loop.kernels
-  if kernels == "xla" and _rows_at_once(program.settings, program.mesh) > 1:
+  if kernels == "xla":
     return
   batches = abstract_batches(program.settings, program.mesh)
   try:
@@ -289,8 +281,7 @@ def check_step(program: Program) -> None:
       program.abstract_teacher,
     )
   except UserError as error:
-    where = "" if kernels == "xla" else f"loop.kernels={kernels!r}: "
-    raise UserError(f"{where}{error}") from error
+    raise UserError(f"loop.kernels={kernels!r}: {error}") from error
 
 
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
