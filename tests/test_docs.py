@@ -271,7 +271,7 @@ def test_modules_of_the_reference_exist():
 
 def test_the_readme_is_short_and_has_its_commands():
   read = re.sub(r"<[^>]*>|\]\([^)]*\)|[|#*-]", " ", README)
-  assert len(read.split()) <= 750
+  assert len(read.split()) <= 700
   assert len(re.findall(r"\d+(?:[.,]\d+)*", prose_of(read))) <= 60
   start = re.findall(r"(?m)^    (.*)$", README)
   assert start[:4] == [
