@@ -33,6 +33,7 @@ OF_FAMILY = {
     "num_coda": 0,
   },
   "adaptive": {"num_local_slots": 4, "num_global_slots": 4, "num_loops": 2},
+  "transformer": {"num_loops": 2},
 }
 
 

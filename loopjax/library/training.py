@@ -80,14 +80,7 @@ def fit(
   settings.check_trains()
   settings.check_schedule(steps)
   parameters.check_registered(model.params)
-  if tx is None:
-    tx = _optimizer(model.about, steps)
-  elif not isinstance(tx, optax.GradientTransformation):
-    raise UserError(
-      f"tx={tx!r} is not an Optax optimizer, such as optax.adam(1e-3)"
-    )
-  else:
-    tx = _kept(_with_frozen, settings.optim, tx)
+  tx = _chosen(model.about, steps, tx)
   _check_signature("loss", loss, "module, batch, key, step, teacher")
   _check_signature("on_log", on_log, "step, metrics, model")
   batches = _batches(data)
@@ -136,6 +129,19 @@ def objective(settings: config_lib.Settings) -> Loss:
     except UserError as error:
       raise UserError(f"no teacher: {error}") from error
   return family.loss
+
+
+def _chosen(
+  about: Any, steps: int, tx: optax.GradientTransformation | None
+) -> optax.GradientTransformation:
+  """`tx`, without effect on what is frozen; the settings' optimizer if None."""
+  if tx is None:
+    return _optimizer(about, steps)
+  if not isinstance(tx, optax.GradientTransformation):
+    raise UserError(
+      f"tx={tx!r} is not an Optax optimizer, such as optax.adam(1e-3)"
+    )
+  return _kept(_with_frozen, about.settings.optim, tx)
 
 
 @functools.lru_cache(maxsize=4)  # The same object, of the same settings.

@@ -267,7 +267,7 @@ def test_a_config_may_be_a_word_of_its_own(capsys):
     ("lm_recurrent:smoke", "  injection injection=linear, anchor_scale=1.0"),
     (
       "gsm_sleep:smoke",
-      "  gradient  num_with_gradient=0, gradient_cut=hidden,",
+      "  gradient  num_with_gradient=0, gradient_cut=hidden\n",
     ),
   ],
 )

@@ -68,8 +68,3 @@ def test_names_of_changes_are_in_it():
   plain = config_lib.to_dict(config)
   path = naming.workdir("c/gsm_sleep.py:gpu,inserted", (), plain)
   assert path.name == "gsm_sleep-gpu,inserted"
-
-
-def test_a_file_whose_name_is_not_utf8_has_a_name():
-  settings = naming.settings(["task.a"], {"task.a": "B\udcfccher"})
-  assert settings == "a=B%FCcher"
