@@ -225,6 +225,7 @@ def test_two_models_are_compared_on_the_same_examples(
   ("other", "says"),
   [
     ("zoo:sudoku_6x6", "--compare=zoo:sudoku_6x6 is the run itself"),
+    ("zoo:sums_looped", "its task.name='text', that of"),
     ("zoo:sudoku_nine", "task.box_rows=2: the model was trained with 3"),
     ("nowhere", "contains no run"),
   ],

@@ -116,7 +116,7 @@ def of(settings: Any) -> Starts | None:
   if not (draws_state or options.start_noise):
     raise UserError(
       f"eval.num_starts={options.num_starts} needs eval.start_noise above 0:"
-      f" this {name!r} begins always alike"
+      f" without noise all starts of this {name!r} are the same"
     )
   check = getattr(task, "check_answer", None)
   change, margin = (trace in family.traces for trace in TRACES)

@@ -54,6 +54,11 @@ def compare_models(
   settings = config_lib.resolve(config)
   # The config as resolved: what the user's settings make moot is reset.
   theirs = config_lib.config_of_run(reference, str(reference))
+  if theirs.task.name != config.task.name:
+    raise UserError(
+      f"{reference}: its task.name={theirs.task.name!r}, that of {source}"
+      f" {config.task.name!r}: they have no examples in common"
+    )
   with theirs.unlocked():
     theirs.task = config.task.copy_and_resolve_references()
   evaluation = {f"eval.{x}": config.eval[x] for x in ("split", "batch_size")}
