@@ -16,8 +16,7 @@ from loopjax import checks
 from loopjax.errors import UserError, local_path, unreadable, writing
 from loopjax.run import zoo
 
-# Sections that may differ between starts: they do not affect what is learned
-# (but for a learned depth, which compares the rows of a device).
+# Sections that may differ between starts: they do not affect what is learned.
 _FREE_SECTIONS = ("eval", "mesh", "loop")
 _FREE_KEYS = (
   "run.num_microbatches",
