@@ -12,7 +12,7 @@ untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
           benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. Other sizes:
           benchmarks/results/2026-11-21_cpu_2cores_multihop.md
   gpu     the paper's task, width 256. On an H200, 400 epochs of three hops,
-          in 7 minutes for two programs of three seeds, compose nothing:
+          six runs in 7 minutes, compose nothing:
           benchmarks/results/2026-11-28_cpu_2cores_three_hops.md
   paper   two hops, 500 + 500 entities, 3,000 epochs of 20,000 sequences; the
           block of GPT-2, 4 layers, which the paper does not state. Not run.

@@ -64,6 +64,10 @@ class UserError(ValueError):
     self.moot = moot
 
 
+class MissingPackage(UserError):
+  """An optional package is not installed: a fault of no row of the data."""
+
+
 class Mistakes:
   """The mistakes that independent checks find, to name all of them at once.
 
@@ -126,7 +130,7 @@ def unreadable(path: str, error: OSError) -> UserError:
 def needing(
   package: str, extra: str, what: str, instead: str = ""
 ) -> Iterator[None]:
-  """Raises UserError where an optional package cannot be imported.
+  """Raises MissingPackage where an optional package cannot be imported.
 
   Args:
     package: its name in the package index.
@@ -138,7 +142,7 @@ def needing(
     yield
   except ImportError:
     end = f", or {instead}" if instead else ""
-    raise UserError(
+    raise MissingPackage(
       f"{what} the package {package}; install it with pip install"
       f" 'loopjax[{extra}]'{end}"
     ) from None

@@ -82,7 +82,7 @@ def _compare(options: Any) -> int:
   user_cache.keep_compiled()
   other = main_lib.imported(options, options.compare)
   source, reference = local_path(options.workdir), local_path(other)
-  if source == reference:
+  if source.resolve() == reference.resolve():
     raise UserError(f"--compare={options.compare} is the run itself")
   found = compare.compare_models(
     options.config, source, reference, options.overrides, options.limit

@@ -20,7 +20,7 @@ from loopjax.config.overrides import (
   override,
   to_dict,
 )
-from loopjax.config.settings import Settings
+from loopjax.config.settings import Eval, Settings
 from loopjax.data import TASKS
 from loopjax.errors import Mistakes, Moot, UserError, note
 from loopjax.kernels import KERNELS
@@ -77,7 +77,10 @@ def check_config(
 
 
 # Settings of section eval that change the scores at the end of training.
-_SCORING = ("num_loops", "execution", "depth_factor", "depth_examples")
+_SCORING = (
+  "num_loops", "num_starts", "start_noise", "answer", "execution",
+  "depth_factor", "depth_examples",
+)  # fmt: skip
 
 
 def check_scored(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
@@ -85,9 +88,10 @@ def check_scored(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
   before = workdir_lib.read_config(workdir).get("eval", {})
   for name in _SCORING:
     value = config["eval"][name]
-    if before.get(name, value) != value:
+    scored = before.get(name, getattr(Eval, name))
+    if scored != value:
       raise UserError(
-        f"{workdir} is complete, scored with eval.{name}={before[name]!r}; use"
+        f"{workdir} is complete, scored with eval.{name}={scored!r}; use"
         f" loopjax score to score it with {value!r}"
       )
 

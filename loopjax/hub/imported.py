@@ -49,8 +49,8 @@ def _is_there(workdir: pathlib.Path) -> bool:
 
 def _is_of(workdir: pathlib.Path, content: str) -> bool:
   """Whether a directory has a run that was imported from this content."""
-  if not _is_there(workdir):
-    return False
+  if not (workdir / "summary.json").exists():
+    return False  # A run that was not imported, and has not ended.
   return workdir_lib.read_summary(workdir).get("imported_sha256") == content
 
 

@@ -49,9 +49,9 @@ def evaluate(
   dataset: str | grain.MapDataset,
   *,
   num_loops: int | None = None,
-  num_starts: int = 1,
-  start_noise: float = 0.0,
-  answer: str = "confidence",
+  num_starts: int | None = None,
+  start_noise: float | None = None,
+  answer: str | None = None,
   **settings: Any,
 ) -> dict[str, float]:
   """The task's scores on a split, by the evaluation of `loopjax.main`.
@@ -61,7 +61,7 @@ def evaluate(
       `loopjax.datasets`, or a slice of it.
     num_loops: number of loops; as in evaluation if None.
     num_starts, start_noise, answer: several starts of each example, and which
-      one answers, as in section eval of a config.
+      one answers, as in section eval of a config; the model's own if None.
     settings: of the task, with which a split of the model's own is made, such
       as `test_csv="mine.csv"`.
 
@@ -75,12 +75,13 @@ def evaluate(
       the model does not support these settings or this number of loops.
   """
   here, whole = model.about.settings, ""
+  starts = {
+    "num_starts": num_starts, "start_noise": start_noise, "answer": answer,
+  }  # fmt: skip
   options = dataclasses.replace(
     here.eval,
     num_loops=checked.loops(here, num_loops, here.eval_loops),
-    num_starts=num_starts,
-    start_noise=start_noise,
-    answer=answer,
+    **{name: value for name, value in starts.items() if value is not None},
   )
   if isinstance(dataset, str) and dataset in ("validation", "test"):
     program = _program(of_task(here, settings), options)

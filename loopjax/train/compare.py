@@ -79,6 +79,9 @@ def compare_models(
       counted = weights > 0
       if counted.any():
         both = values[counted], others[counted]
+        for model, one in zip((source, reference), both, strict=True):
+          if not np.isfinite(one).all():
+            raise UserError(f"{model}: {name} of an example is not finite")
         ours, reference_mean = (
           float(np.average(x, weights=weights[counted])) for x in both
         )

@@ -1,5 +1,6 @@
 """From an imported model to a trained one by one command: import=."""
 
+import contextlib
 import pathlib
 import re
 import shutil
@@ -16,7 +17,7 @@ import loopjax
 from loopjax import config as config_lib
 from loopjax import main, score, sections
 from loopjax.generate import __main__ as generate
-from loopjax.hub import convert
+from loopjax.hub import convert, imported
 from loopjax.hub.retrofit import Retrofit, retrofit
 from loopjax.run import naming
 from loopjax.saved import language_model, trained
@@ -184,6 +185,16 @@ def test_new_weights_in_the_same_folder_are_another_model(
   out, again = scored(folder)
   assert "imported" not in out and again == after
   assert len([*(tmp_path / "runs").glob("small*")]) == 2
+
+
+def test_a_run_that_has_not_ended_is_another_model(folder, tmp_path):
+  """A training with the folder's name, of which there is no summary yet."""
+  with contextlib.chdir(tmp_path):
+    run = tmp_path / "runs" / folder.name
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    place = imported.run_of(str(folder))
+  assert re.fullmatch(rf"runs/{folder.name}-[0-9a-f]{{8}}", place)
 
 
 def test_processes_import_nothing(folder, tmp_path, capsys):

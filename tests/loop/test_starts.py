@@ -1,5 +1,7 @@
 """Several starts of one example, and the rules that choose an answer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,17 @@ def test_more_starts_solve_more_puzzles():
   assert many["exact_match/by=any"] == many["exact_match/by=check"]
   assert "exact_match/by=residual" in many
   assert "exact_match/by=halting" not in many  # UTM has no such head.
+
+
+def test_an_evaluation_has_the_starts_of_the_models_settings():
+  model = loopjax.load("zoo:sudoku_6x6")
+  data = loopjax.datasets(model, batch_size=16)["test"][:1]
+  how = {"num_starts": 2, "start_noise": 1.0}
+  here = model.about.settings
+  settings = here._replace(eval=dataclasses.replace(here.eval, **how))
+  about = dataclasses.replace(model.about, settings=settings)
+  own = dataclasses.replace(model, about=about).evaluate(data)
+  assert own == model.evaluate(data, **how)
 
 
 def test_a_plain_evaluation_draws_nothing():

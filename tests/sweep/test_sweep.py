@@ -715,11 +715,13 @@ def test_scores_of_other_settings_are_not_the_sweeps(
   assert sweep_depth(there) == 0
   plan = (tmp_path / "sweep-depth.json").read_text()
   capsys.readouterr()
-  for more in ([], ["--dry_run"]):
-    assert sweep_depth(there, "--config.eval.num_loops=9", *more) == 2
-    said = capsys.readouterr()
-    assert "is complete, scored with eval.num_loops=0; use loopjax" in said.err
-    assert "complete  " not in said.out
+  for setting, other in (("num_loops=0", 9), ("start_noise=0.0", 0.5)):
+    change = f"--config.eval.{setting.partition('=')[0]}={other}"
+    for more in ([], ["--dry_run"]):
+      assert sweep_depth(there, change, *more) == 2
+      said = capsys.readouterr()
+      assert f"is complete, scored with eval.{setting}; use" in said.err
+      assert "complete  " not in said.out
   assert (tmp_path / "sweep-depth.json").read_text() == plan
   # What is not complete is scored as the command says.
   first = next(tmp_path.glob("*/summary.json")).parent

@@ -227,7 +227,8 @@ class Template(NamedTuple):
         " {% generation %}"
       )
     ended = whole.rstrip()
-    if ended.endswith(messages[turn]["content"].rstrip()):
+    said = messages[turn]["content"].rstrip()
+    if said and ended.endswith(said):
       ended = whole  # The space is all that marks the end.
     return len(before), len(ended)
 

@@ -25,7 +25,13 @@ from loopjax import checks
 from loopjax.data import hub, pipeline
 from loopjax.data.text import chat
 from loopjax.data.text.chat import Segments, Template
-from loopjax.errors import UserError, needing, one_line, unreadable
+from loopjax.errors import (
+  MissingPackage,
+  UserError,
+  needing,
+  one_line,
+  unreadable,
+)
 from loopjax.run import user_cache
 
 SYNTHETIC = "made:"
@@ -441,6 +447,8 @@ def documents(
       continue
     try:
       yield _segments(row, text_field, prompt_field, separator, template)
+    except MissingPackage:
+      raise
     except (Fault, UserError) as error:
       yield Fault(f"{chunk.path}:{number}: {error}")
 

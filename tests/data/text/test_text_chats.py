@@ -1,6 +1,7 @@
 """Training on conversations: what templates write, and what is predicted."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -186,6 +187,22 @@ def test_names_are_for_templates(tmp_path):
   assert "'name' of a message is unsupported" in (
     fault(tmp_path, messages, None)
   )
+
+
+def test_an_empty_answer_ends_once():
+  template = chat.Template("folder", PLAIN, ())
+  asked = {"role": "user", "content": "Silent?"}
+  found = template.segments([asked, {"role": "assistant", "content": ""}])
+  assert [text for text, predicted in found if predicted] == [END]
+
+
+def test_a_package_that_is_missing_is_no_fault_of_a_row(tmp_path, monkeypatch):
+  """Skipping malformed rows would drop every conversation."""
+  rows = [{"messages": turns(number)} for number in range(3)]
+  config = config_of(tmp_path, rows, on_bad_document="skip")
+  monkeypatch.setitem(sys.modules, "transformers.utils", None)
+  with pytest.raises(UserError, match="need the package transformers"):
+    documents(config)
 
 
 def test_a_template_that_rewrites_what_was_said_is_refused(tmp_path):
