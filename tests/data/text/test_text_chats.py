@@ -198,7 +198,8 @@ def test_an_empty_answer_ends_once():
 
 def test_a_package_that_is_missing_is_no_fault_of_a_row(tmp_path, monkeypatch):
   """Skipping malformed rows would drop every conversation."""
-  rows = [{"messages": turns(number)} for number in range(3)]
+  rows = [{"messages": f"Plain {number}."} for number in range(30)]
+  rows.append({"messages": turns(1)})
   config = config_of(tmp_path, rows, on_bad_document="skip")
   monkeypatch.setitem(sys.modules, "transformers.utils", None)
   with pytest.raises(UserError, match="need the package transformers"):
