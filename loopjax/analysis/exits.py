@@ -23,10 +23,6 @@ from matplotlib import ticker
 
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.plots import draw
-from loopjax.commands import document
-from loopjax.data.text import task as text_task
-from loopjax.data.text import tokenizer as tokenizer_lib
-from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, melt
@@ -36,9 +32,8 @@ from loopjax.run import workdir as workdir_lib
 from loopjax.types import Array
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-MAP_THRESHOLD = 0.5
 _BEYOND = 2  # Runs this many times the trained number of loops.
-_NUM_ROWS, _CHUNK, _NUM_DRAWN = 128, 16, 4
+_NUM_ROWS, _CHUNK = 128, 16
 
 # Of MELT; with the last threshold there are no exits.
 SKIPPING_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -132,49 +127,6 @@ def _draw(
   numbers = evaluated.directory / f"{name}.json"
   workdir_lib.write_json(numbers, content)
   return [draw.save(figure, evaluated.directory / f"{name}.png"), numbers]
-
-
-def draw_map(evaluated: evaluated_lib.EvaluatedModel) -> list[pathlib.Path]:
-  """exit_map.html: text, each token shaded by the loop at which it exits."""
-  task = evaluated.settings.task
-  if not _has_gate(evaluated) or not isinstance(task, text_task.Config):
-    return []
-  measured = measure(evaluated, _NUM_DRAWN)
-  most = evaluated.settings.eval_loops
-  steps = exit_steps(measured, most, "gate", MAP_THRESHOLD)
-  tokenizer = tokenizer_lib.of(task)
-  blocks: list[document.Block] = [
-    document.Heading(1, "When tokens exit"),
-    document.Paragraph(
-      f"Darker tokens ran more of the {most} loops. A token exits once the "
-      f"gate's cumulative exit probability is at least {MAP_THRESHOLD:g}. "
-      "Earlier tokens run all loops. Hover over a token for its loss after "
-      "each loop, in nats."
-    ),
-  ]
-  for row in range(len(steps)):
-    targets = evaluated.batch["targets"][row]
-    real = np.flatnonzero(measured.weights[row] > 0)
-    pieces = [
-      (
-        text,
-        (steps[row, place] - 1) / max(most - 1, 1),
-        note(measured.losses[:most, row, place], int(steps[row, place])),
-      )
-      for text, place in zip(
-        token_texts(tokenizer, targets[real].tolist()), real, strict=True
-      )
-    ]
-    mean = steps[row, real].mean() if len(real) else 0.0
-    blocks += [
-      document.Heading(2, f"Row {row + 1}: {mean:.2f} loops per token"),
-      document.Shaded(pieces),
-    ]
-  path = evaluated.directory / "exit_map.html"
-  path.write_text(
-    document.to_html("When tokens exit", blocks), encoding="utf-8"
-  )
-  return [path]
 
 
 def measure(
@@ -284,31 +236,6 @@ def _means(
     "loss": float(loss),
     "error": None if np.isnan(error) else float(error),
   }
-
-
-def note(losses: np.ndarray, step: int) -> str:
-  """A token's tooltip: its exit loop, and its loss after each loop."""
-  by_loop = ", ".join(f"{loss:.2f}" for loss in losses)
-  return f"exits after loop {step}; loss per loop: {by_loop}"
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-  """The text of each token; a split character belongs to its last token."""
-  texts: list[str] = []
-  waiting: list[int] = []
-  for token in ids:
-    if token == tokenizer.end:
-      texts.append("\n¶\n")
-      waiting = []
-      continue
-    waiting.append(token)
-    text = tokenizer.decode(waiting)
-    whole = not text.endswith("\ufffd") or len(waiting) == 4
-    texts.append(text if whole else "")
-    waiting = [] if whole else waiting
-  if waiting:  # An incomplete character.
-    texts[-1] = tokenizer.decode(waiting)
-  return texts
 
 
 def _has_gate(evaluated: evaluated_lib.EvaluatedModel) -> bool:

@@ -14,7 +14,6 @@ from jax.experimental import multihost_utils
 from loopjax import train
 from loopjax.analysis import (
   adaptive,
-  agreement,
   depth,
   exits,
   sudoku,
@@ -23,7 +22,6 @@ from loopjax.analysis import (
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.plots import curves, maps
 from loopjax.data.sudoku import task as sudoku_task
-from loopjax.data.text import task as text_task
 from loopjax.errors import one_line
 
 
@@ -59,7 +57,6 @@ FIGURES = (
   Figure("memory", (), adaptive.draw_memory),
   Figure("exits", (), adaptive.draw_exits),
   Figure("exit_curve", (), exits.draw_curve),
-  Figure("exit_map", (), exits.draw_map),
   Figure("router", ("weight",), curves.draw_router),
   Figure("halting", ("weight",), curves.draw_halting),
   Figure("attention", ("attention",), maps.draw_attention),
@@ -71,10 +68,6 @@ TASK_FIGURES: Mapping[type, tuple[Figure, ...]] = {
     Figure("puzzle", ("prediction", "confidence"), sudoku.draw_solved),
     Figure("puzzle_failed", ("prediction", "confidence"), sudoku.draw_failed),
     Figure("halting_map", ("prediction", "weight"), sudoku.draw_halting_map),
-  ),
-  text_task.Config: (
-    Figure("positions", (), text.draw_positions),
-    Figure("samples", (), text.draw_samples),
   ),
 }
 
@@ -89,7 +82,7 @@ def finish(scored: train.Scored) -> train.Extras:
       (scored.params, scored.teacher_params), tiled=True
     )
     scored = scored._replace(params=params, teacher_params=teacher_params)
-  agreed = agreement.measure(
+  agreed = text.agreement(
     scored.program, scored.params, scored.teacher_params, scored.dataset
   )
   figures = make_figures(scored)
@@ -148,7 +141,7 @@ def make_figures(scored: train.Scored) -> train.Extras:
     names = (figure.name for figure in (*FIGURES, *of_task))
     # An earlier model's file could be mistaken for this model's.
     for name in (*names, "depth", "skipping"):
-      for kind in ("png", "html", "json"):
+      for kind in ("png", "json"):
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
     for figure in (*FIGURES, *of_task):
       if set(figure.traces) <= evaluated.output.trace.keys():

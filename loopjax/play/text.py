@@ -18,7 +18,6 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.analysis import exits as exits_figures
 from loopjax.errors import UserError
 from loopjax.generate import source as source_lib
 from loopjax.generate.requests import GenerationRequest
@@ -223,7 +222,7 @@ def _inspect(
 
   @functools.cache
   def text_of(token: int) -> str:
-    return _texts(tokenizer, [token])[0] or "\N{REPLACEMENT CHARACTER}"
+    return token_texts(tokenizer, [token])[0] or "\N{REPLACEMENT CHARACTER}"
 
   def pairs(tokens: np.ndarray, probabilities: np.ndarray) -> list[list[Any]]:
     shown = map(text_of, tokens.tolist())
@@ -234,7 +233,7 @@ def _inspect(
     "prompt": prompt,
     "start": start,
     "answer": answer_of(tokenizer.decode(ids[begun:])),
-    "tokens": [*([""] if begun else []), *_texts(tokenizer, ids[begun:])],
+    "tokens": [*([""] if begun else []), *token_texts(tokenizer, ids[begun:])],
     "depth": np.rint(100 * depth[..., :num]).astype(int).tolist(),
     "readout": readout[..., :num].tolist(),
     "lens": lens.tolist(),
@@ -260,7 +259,23 @@ def answer_of(text: str) -> str:
   return found[0] + ",".join(map(str, steps))
 
 
-def _texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-  """Texts of tokens, the end of a document as a sign of its own."""
-  texts = exits_figures.token_texts(tokenizer, ids)
-  return [text.strip("\n") if "¶" in text else text for text in texts]
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+  """The text of each token, the end of a document as a sign of its own.
+
+  A split character belongs to its last token.
+  """
+  texts: list[str] = []
+  waiting: list[int] = []
+  for token in ids:
+    if token == tokenizer.end:
+      texts.append("¶")
+      waiting = []
+      continue
+    waiting.append(token)
+    text = tokenizer.decode(waiting)
+    whole = not text.endswith("\ufffd") or len(waiting) == 4
+    texts.append(text if whole else "")
+    waiting = [] if whole else waiting
+  if waiting:  # An incomplete character.
+    texts[-1] = tokenizer.decode(waiting)
+  return texts

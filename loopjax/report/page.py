@@ -244,7 +244,7 @@ def _numbers(plans: Iterable[runs_lib.Plan]) -> Iterator[dict[str, Any]]:
 
 # What shows best how a model thinks, of the figures that a run may have.
 _PICTURES = (
-  "puzzle", "passes", "exit_curve", "loops", "depth", "positions"
+  "puzzle", "passes", "exit_curve", "loops", "depth"
 )  # fmt: skip
 _CAPTIONS = {
   "attention": "What tokens attend to, mean over heads, at three loops",
@@ -258,7 +258,6 @@ _CAPTIONS = {
   "loops": "Iterations of each layer over training, and its loop scales",
   "memory": "Memory banks: gates, and slots that are read",
   "passes": "Norms after every pass, and what fast weights retain",
-  "positions": "Loss by position in the document",
   "puzzle": "A test puzzle after each loop",
   "puzzle_failed": "A test puzzle that the model does not solve",
   "router": "Halting probability by loop, during training and at its end",

@@ -11,7 +11,6 @@ import pytest
 
 from loopjax.analysis import adaptive
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.analysis import text as text_figures
 from loopjax.models import MODELS
 from loopjax.types import Output, TaskSpec
 
@@ -215,34 +214,3 @@ def test_many_rows_over_a_large_vocabulary_are_not_looked_at():
   assert evaluated_lib.max_examples(large) == 5
   larger = dataclasses.replace(spec, vocab_size=2**20, sequence_length=2**20)
   assert evaluated_lib.max_examples(larger) == 1
-
-
-def test_the_loss_is_by_position_in_the_document():
-  documents = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
-  losses = np.array([[9, 5, 3, 7, 1, 100], [5, 3, 3, 2, 2, 2]], float)
-  weights = np.array([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1]], float)
-  edges, means, errors = text_figures.by_position(losses, weights, documents)
-  assert edges.tolist() == [0, 1, 3, 6]
-  # First tokens 9, 7, 5; the next two 5, 3, 1, 3; then three of the last row.
-  np.testing.assert_allclose(means, [7, 3, 2])
-  off = [(9 - 7) + (7 - 7), 5 - 7]
-  np.testing.assert_allclose(errors[0], np.sqrt(2 / 1) * np.hypot(*off) / 3)
-  ones = np.ones((1, 8))
-  edges, means, errors = text_figures.by_position(ones, ones, ones)
-  assert edges.tolist() == [0, 1, 3, 8]
-  assert means.tolist() == [1, 1, 1]
-  assert np.isnan(errors).all()  # One row has none.
-  # Prompts of conversations do not count: they are left out, not drawn as 0.
-  answers = np.where(np.arange(8) < 3, 0.0, ones)
-  _, means, _ = text_figures.by_position(ones, answers, ones)
-  np.testing.assert_array_equal(means, [np.nan, np.nan, 1])
-
-
-def test_rows_of_one_document_each_have_positions(tmp_path, drawn):
-  batch = {"targets": np.zeros((2, 8), int), "weights": np.ones((2, 8))}
-  output = types.SimpleNamespace(logits=np.zeros((2, 8, 4), np.float32))
-  text_figures.draw_positions(
-    types.SimpleNamespace(batch=batch, output=output, directory=tmp_path)
-  )
-  (axes,) = drawn["positions.png"].axes
-  np.testing.assert_allclose(axes.lines[0].get_ydata(), np.log(4), rtol=1e-6)

@@ -12,6 +12,7 @@ from tests_support import load_config, untrained
 
 from loopjax import config as config_lib
 from loopjax.data.multihop import task as multihop
+from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.generate import source
 from loopjax.generate.requests import GenerationRequest
@@ -371,3 +372,9 @@ def test_a_reader_looks_into_a_question(inspectors, opened):
   assert " → ".join(found[1]["entities"]) in tab.locator("#truth").inner_text()
   best = found[1]["candidates"][-1][-1][0][0]  # At the answer's position.
   assert tab.locator("#candidates li").first.inner_text().startswith(best)
+
+
+def test_half_a_character_at_the_end_is_shown():
+  ids = [*"aü".encode(), 256, 0xC3]
+  texts = text_view.token_texts(Tokenizer("bytes"), ids)
+  assert texts == ["a", "", "ü", "¶", "\ufffd"]

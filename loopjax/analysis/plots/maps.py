@@ -10,7 +10,6 @@ masses of its H1, a writer, and of H5, which is not a writer, agree to within
 "m" the memory; "sm" means queries of the sequence, mass on memory.
 """
 
-import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +22,6 @@ from loopjax.analysis.evaluated import EvaluatedModel
 from loopjax.analysis.plots import draw
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import TaskSpec
-
-QUADRANTS = ("sm", "ss", "mm", "ms")
 
 
 def quadrants(maps: np.ndarray, num_memory: int) -> dict[str, np.ndarray]:
@@ -114,21 +111,16 @@ def draw_heads(evaluated: EvaluatedModel) -> list[pathlib.Path]:
   numbers = head_numbers(maps, num_memory, spec)
   last, num_heads = maps[-1], maps.shape[1]
   columns = min(4, num_heads)
-  width = max(3.1 * columns, 9.5)
-  heights = 3.3 * math.ceil(num_heads / columns), 0.3 * (num_heads + 2)
-  figure = draw.new(width, sum(heights))
-  upper, lower = figure.subfigures(2, 1, height_ratios=heights)
-  grid = draw.panels(upper, num_heads, columns)
+  figure, grid = draw.grid(num_heads, columns, 3.1, 3.3)
   norm = _norm(last)
   for head, axes in enumerate(grid):
     image = _draw_map(axes, last[head], num_memory, norm)
     axes.set_title(_head_title(numbers, head), fontsize=10)
-  upper.colorbar(image, ax=upper.axes, label="attention", shrink=0.85)
-  upper.suptitle(
+  figure.colorbar(image, ax=figure.axes, label="attention", shrink=0.85)
+  figure.suptitle(
     f"Attention of each head at loop {len(maps)}, mean over examples",
     fontsize=12,
   )
-  _draw_table(lower.subplots(), numbers, spec.coordinate_names)
   path = directory / "attention_heads.json"
   workdir_lib.write_json(path, numbers)
   return [draw.save(figure, directory / "attention_heads.png"), path]
@@ -213,34 +205,3 @@ def _head_title(numbers: dict[str, Any], head: int) -> str:
   if same[name] > 1.5 * uniform[name]:
     title += f", same {name} {same[name]:.2f}"
   return title
-
-
-def _draw_table(axes: axes_lib.Axes, numbers: dict[str, Any], names) -> None:
-  """Table of quadrants and shares by row, column and box, with chance."""
-  header = ["head", "s→m", "s→s", "m→m", "m→s"]
-  header += [f"s→s in same {name}" for name in names]
-  uniform = {"head": "uniform", **numbers["uniform"]}
-  cells = [
-    [
-      str(row["head"]),
-      *(
-        f"{row['last'][name]:.2f}"
-        if numbers["num_memory"] or name == "ss"
-        else "–"
-        for name in QUADRANTS
-      ),
-      *(f"{row['same'][name]:.2f}" for name in names),
-    ]
-    for row in [*numbers["heads"], uniform]
-  ]
-  axes.axis("off")
-  table = axes.table(
-    cells, colLabels=header, cellLoc="center", bbox=(0, 0, 1, 1)
-  )
-  table.auto_set_font_size(False)
-  table.set_fontsize(9)
-  for (row, _), cell in table.get_celld().items():
-    cell.set_linewidth(0.4)
-    cell.set_edgecolor("0.8")
-    if row in (0, len(cells)):
-      cell.set_facecolor("0.95")

@@ -12,13 +12,15 @@ from tests_support import load_config
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import train
-from loopjax.analysis import agreement
+from loopjax.analysis import evaluated as evaluated_lib
+from loopjax.analysis import text as text_lib
+from loopjax.generate import engine as engine_lib
 
 
 def test_what_is_shared_ends_with_the_first_difference():
-  assert agreement.shared_length([1, 2, 3], [1, 2, 3]) == 3
-  assert agreement.shared_length([1, 2, 3], [1, 5, 3]) == 1
-  assert agreement.shared_length([1, 2, 3], [5, 2, 3]) == 0
+  assert text_lib.shared_length([1, 2, 3], [1, 2, 3]) == 3
+  assert text_lib.shared_length([1, 2, 3], [1, 5, 3]) == 1
+  assert text_lib.shared_length([1, 2, 3], [5, 2, 3]) == 0
 
 
 def params_of(settings, seed):
@@ -37,9 +39,9 @@ def test_a_model_writes_with_the_loops_of_its_evaluation(monkeypatch):
   engine.return_value.generate.side_effect = lambda requests: (
     [[]] * len(requests)
   )
-  monkeypatch.setattr(agreement, "Engine", engine)
+  monkeypatch.setattr(engine_lib, "Engine", engine)
   batch = {"inputs": np.ones((2, 8), int), "valid": np.ones(2, bool)}
-  agreement.measure(
+  text_lib.agreement(
     types.SimpleNamespace(settings=model, teacher=teacher),
     {},
     {},
@@ -52,7 +54,7 @@ def test_a_model_writes_with_the_loops_of_its_evaluation(monkeypatch):
 @pytest.mark.long
 def test_a_model_agrees_with_a_teacher_that_it_is(monkeypatch):
   """With one loop MELT is the looped model; with other parameters it is not."""
-  monkeypatch.setattr(agreement, "_NUM_PROMPTS", 4)
+  monkeypatch.setattr(text_lib, "_NUM_PROMPTS", 4)
   base = "smoke,model.num_loops=1,model.init_std=0.5"
   taught, teacher = (
     config_lib.resolve(load_config("lm_melt", f"{base},{change}"))
@@ -61,11 +63,25 @@ def test_a_model_agrees_with_a_teacher_that_it_is(monkeypatch):
   program = program_lib.make_program(taught, jax.devices()[:1], teacher=teacher)
   dataset = train.make_datasets(taught, program.mesh, ("test",))["test"]
   teacher_params = params_of(teacher, 0)
-  same = agreement.measure(program, teacher_params, teacher_params, dataset)
+  same = text_lib.agreement(program, teacher_params, teacher_params, dataset)
   assert same == {"agreement": 1.0, "agreement/standard_error": 0.0}
-  other = agreement.measure(
+  other = text_lib.agreement(
     program, params_of(teacher, 1), teacher_params, dataset
   )
   assert other["agreement"] < 0.5
   alone = program._replace(teacher=None)
-  assert agreement.measure(alone, teacher_params, {}, dataset) == {}
+  assert text_lib.agreement(alone, teacher_params, {}, dataset) == {}
+
+
+def test_the_first_document_of_a_row_is_divided_in_the_middle():
+  batch = {
+    "inputs": np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9, 9],
+                        [7, 1, 2, 3, 4, 5], [9, 9, 9, 9, 9, 9]]),
+    "documents": np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0],
+                           [1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1]]),
+  }  # fmt: skip
+  expected = [((1, 2), (3, 4, 5, 6)), ((1,), (2, 3)), ((7,), ())]
+  assert evaluated_lib.halves(batch, 2, 9) == expected
+  del batch["documents"]
+  expected = [((1, 2, 3), (4, 5, 6)), ((1,), (2, 3)), ((7, 1, 2), (3, 4, 5))]
+  assert evaluated_lib.halves(batch, 3, 9) == expected
