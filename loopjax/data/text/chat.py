@@ -6,7 +6,7 @@ Templates are rendered by `transformers`, for which they are written.
 import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loopjax.errors import UserError, needing, one_line
@@ -23,6 +23,8 @@ _NAMES = (
 ROLES = ("system", "developer", "user", "assistant")
 KEYS = ("role", "content", "name")
 MARKS = ("\u27e6", "\u27e7")  # Around what is predicted, see `shown`.
+# Of turns in files. Templates write a tool's answers; nothing predicts them.
+TURN_ROLES = (*ROLES, "tool")
 # Roles in other conventions.
 _ALSO = {"human": "user", "gpt": "assistant", "model": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -32,14 +34,19 @@ Segments = list[tuple[str, bool]]
 Messages = Sequence[Mapping[str, Any]]
 
 
-def message(given: Any, keys: Collection[str] = KEYS) -> dict[str, Any]:
+def message(
+  given: Any,
+  roles: Collection[str] = ROLES,
+  is_read: Callable[[str], object] = KEYS.__contains__,
+) -> dict[str, Any]:
   """A message as templates read it: a role, a text and perhaps a name.
 
-  Other keys, such as `tool_calls`, must be empty: nothing here reads them.
+  Other keys, such as `tool_calls`, must be empty unless they are read.
 
   Args:
     given: from JSON. The content may be a list of parts of type "text".
-    keys: the keys that are read.
+    roles: the roles that it may have.
+    is_read: whether something reads a key.
 
   Raises:
     UserError: it has another form or another key.
@@ -54,16 +61,18 @@ def message(given: Any, keys: Collection[str] = KEYS) -> dict[str, Any]:
   ):
     content = "".join(part["text"] for part in content)
   role = whole.get("role")
-  if role not in ROLES or not isinstance(content, str):
+  if content is None and whole.get("tool_calls") and is_read("tool_calls"):
+    content = ""  # An assistant may call without a word.
+  if role not in roles or not isinstance(content, str):
     raise UserError(
-      f"{_short(given)} is not a message with a role ({', '.join(ROLES)}) and a"
+      f"{_short(given)} is not a message with a role ({', '.join(roles)}) and a"
       " string as content"
     )
   found = {"role": role, "content": content}
   for key, value in whole.items():
     if key in found or value in (None, "", [], {}):
       continue
-    if key not in keys:
+    if not is_read(key):
       raise UserError(f"{_short(key)} of a message is unsupported")
     found[key] = value
   if not isinstance(found.get("name", ""), str):
@@ -71,14 +80,15 @@ def message(given: Any, keys: Collection[str] = KEYS) -> dict[str, Any]:
   return found
 
 
-def turn(given: Any, has_names: bool) -> dict[str, Any]:
+def turn(given: Any, template: "Template | None") -> dict[str, Any]:
   """One turn of a conversation in a file, as a message.
 
-  It may have a "weight", 0 for a turn that is not predicted.
+  It may have a "weight", 0 for a turn that is not predicted, and what the
+  template reads, such as "tool_calls".
 
   Args:
     given: from JSON: "role" and "content", or "from" and "value".
-    has_names: whether something reads the names of those who speak.
+    template: what writes the conversation, if something does.
 
   Raises:
     UserError: it has another form, another role or another key.
@@ -94,11 +104,37 @@ def turn(given: Any, has_names: bool) -> dict[str, Any]:
     )
   if isinstance(whole["role"], str):
     whole = {**whole, "role": _ALSO.get(whole["role"], whole["role"])}
-  keys = ("role", "content", "weight", *(("name",) if has_names else ()))
-  found = message(whole, keys)
+  found = message(
+    whole,
+    TURN_ROLES,
+    lambda key: key == "weight" or (template and template.reads(key)),
+  )
   if found.get("weight", 1) not in (0, 1):
     raise UserError(f"the weight {_short(found['weight'])} is not 0 or 1")
   return found
+
+
+def prompt(turns: Messages) -> str:
+  """What decides the split of a conversation: its prompt, or else its text.
+
+  The prompt is what others than the system say before the first turn that is
+  predicted, of which all answers are in one split. Where all conversations have
+  one system's message or begin with the assistant, there is none.
+  """
+  first = _said(turns).index(True) if any(_said(turns)) else len(turns)
+  before = "".join(
+    turn["content"]
+    for turn in turns[:first]
+    if turn["role"] not in ("system", "developer")
+  )
+  return before.strip() or "".join(turn["content"] for turn in turns)
+
+
+def _said(turns: Messages) -> list[bool]:
+  """Whether each turn is one of the assistant that is predicted."""
+  return [
+    turn["role"] == "assistant" and turn.get("weight", 1) != 0 for turn in turns
+  ]
 
 
 def segments(
@@ -109,9 +145,7 @@ def segments(
   The template writes them; without it, the separator ends every turn but the
   last. A text without predicted parts is empty.
   """
-  said = [
-    turn["role"] == "assistant" and turn.get("weight", 1) != 0 for turn in turns
-  ]
+  said = _said(turns)
   if template and any(said):
     found = template.segments(turns)
   else:
@@ -181,6 +215,10 @@ class Template(NamedTuple):
       add_generation_prompt=not continued,
       continue_final_message=continued,
     )[0]
+
+  def reads(self, key: str) -> bool:
+    """Whether the program names a key of messages."""
+    return bool(re.search(rf"\b{re.escape(key)}\b", self.source))
 
   def segments(self, messages: Messages) -> Segments:
     """The text of a whole conversation; what the assistant writes is predicted.

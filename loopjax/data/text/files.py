@@ -423,30 +423,42 @@ class Fault(ValueError):
   """The reason why a document cannot be used."""
 
 
+class Document(NamedTuple):
+  """A document.
+
+  Attributes:
+    segments: its text; the last one is predicted. Empty without predicted text.
+    prompt: what decides its split, see `chat.prompt`.
+  """
+
+  segments: Segments
+  prompt: str
+
+
 def documents(
   chunk: Chunk,
   text_field: str,
   prompt_field: str,
   separator: str,
   template: Template | None = None,
-) -> Iterator[Segments | Fault]:
+) -> Iterator[Document | Fault]:
   """Yields the documents of a chunk, and a Fault for each malformed one.
 
   The template writes conversations, of which a prompt and its text are one.
   Without it, the separator ends every segment but the last.
-
-  The last segment of a document is always predicted; a document without
-  predicted text is empty.
   """
   if chunk.kind == "text":
     for section in sections(chunk):
-      yield section if isinstance(section, Fault) else [(section, True)]
+      if isinstance(section, Fault):
+        yield section
+      else:
+        yield Document([(section, True)], section)
     return
   for number, row in enumerate(rows(chunk), chunk.first):
     if row is None:
       continue
     try:
-      yield _segments(row, text_field, prompt_field, separator, template)
+      yield _document(row, text_field, prompt_field, separator, template)
     except MissingPackage:
       raise
     except (Fault, UserError) as error:
@@ -521,13 +533,13 @@ def _checked_row(row: Any) -> Any:
   return row
 
 
-def _segments(
+def _document(
   row: Any,
   text_field: str,
   prompt_field: str,
   separator: str,
   template: Template | None,
-) -> Segments:
+) -> Document:
   """The document of a row."""
   if isinstance(row, Fault):
     raise row
@@ -545,7 +557,7 @@ def _segments(
   text = row[text_field]
   if isinstance(text, list):
     try:
-      turns = [chat.turn(turn, template is not None) for turn in text]
+      turns = [chat.turn(turn, template) for turn in text]
     except UserError as error:
       raise Fault(f"{text_field!r}: {error}") from error
   else:
@@ -558,7 +570,7 @@ def _segments(
   for number, turn in enumerate(turns):
     is_prompt = prompt_field and not number
     _checked(turn["content"], prompt_field if is_prompt else text_field)
-  return chat.segments(turns, template, separator)
+  return Document(chat.segments(turns, template, separator), chat.prompt(turns))
 
 
 def _checked(text: Any, field: str) -> str:

@@ -57,7 +57,7 @@ class Job(NamedTuple):
   template: chat.Template | None = None
   text_bytes: int = 0
 
-  def read(self, chunk: files.Chunk) -> Iterator[files.Segments | files.Fault]:
+  def read(self, chunk: files.Chunk) -> Iterator[files.Document | files.Fault]:
     """The documents of a chunk, see `files.documents`."""
     c = self.config
     return files.documents(
@@ -71,24 +71,17 @@ class Job(NamedTuple):
     shares = zip(SPLITS, (train, self.validation, self.test), strict=True)
     return {split: share for split, share in shares if share > 0}
 
-  def split_of(self, document: files.Segments) -> str:
-    """The split of a document, from the hash of its prompt, or else its text.
-
-    The prompt is everything before the first completion. All answers to one
-    prompt are in the same split.
-    """
-    place = _place(document)
+  def split_of(self, prompt: str) -> str:
+    """The split of a document by its `prompt`."""
+    place = _place(prompt)
     if place < self.test:
       return "test"
     return "validation" if place >= 1 - self.validation else "train"
 
 
-def _place(document: files.Segments) -> float:
-  """The hash of a document's prompt, or else its text, in [0, 1]."""
-  texts = [text for text, _ in document]
-  num_prompts = [predicted for _, predicted in document].index(True)
-  content = "".join(texts[:num_prompts]).strip() or "".join(texts)
-  digest = hashlib.sha256(content.encode()).digest()
+def _place(prompt: str) -> float:
+  """The hash of a document's `prompt`, in [0, 1]."""
+  digest = hashlib.sha256(prompt.encode()).digest()
   return int.from_bytes(digest[:8], "little") / 2**64
 
 
@@ -182,8 +175,8 @@ def fill_splits(
       text_bytes += len(chunk.content)
       continue
     for found in job.read(chunk):
-      if found and not isinstance(found, files.Fault):
-        places.append(_place(found))
+      if not isinstance(found, files.Fault) and found.segments:
+        places.append(_place(found.prompt))
   if text_bytes:
     return job._replace(text_bytes=text_bytes)
   if len({*places}) < len(job.splits):
@@ -254,14 +247,15 @@ def _pack(job: Job, chunk: files.Chunk) -> _Part:
     if isinstance(found, files.Fault):
       num_skipped += 1
       first_fault = first_fault or str(found)
-    elif not found:
+    elif not found.segments:
       num_empty += 1
     else:
-      split = chunk.split or job.split_of(found)
+      split = chunk.split or job.split_of(found.prompt)
+      segments = found.segments
       if job.template:
-        found = chat.between(found, *ends)
-      example = example or chat.shown(found, *ends)
-      by_split[split].append(found)
+        segments = chat.between(segments, *ends)
+      example = example or chat.shown(segments, *ends)
+      by_split[split].append(segments)
   return _Part(
     {
       split: packing.pack(
@@ -348,7 +342,7 @@ def _sizes(
 _WIDER = (0x80, 0x800, 0x10000)  # First characters of two, three, four bytes.
 
 
-_VERSION = 5  # Version of the cached format.
+_VERSION = 6  # Version of the cached format.
 
 
 class Corpus(NamedTuple):
@@ -465,11 +459,10 @@ def _key(job: Job, paths: Sequence[str]) -> str:
     job.test,
     # A file's name determines its format.
     [(digest(path), files.kind_of(path)) for path in paths],
-    # Without these, the checksum equals older versions', which lacked them.
-    *([job.text_bytes] if job.text_bytes else []),
-    *([config.separator] if config.separator != SEPARATOR else []),
-    *([] if config.packed else ["apart"]),
-    *([job.template[1:]] if job.template else []),
+    job.text_bytes,
+    config.separator,
+    config.packed,
+    job.template and job.template[1:],
   )
   return hashlib.sha256(repr(settings).encode()).hexdigest()
 

@@ -146,8 +146,9 @@ def fault(tmp_path, messages, template=PLAIN):
 
 @pytest.mark.parametrize("template", [PLAIN, None])
 @pytest.mark.parametrize(("turn", "says"), [
-  ({"role": "Assistant"}, "with a role (system, developer, user, assistant)"),
+  ({"role": "Assistant"}, "(system, developer, user, assistant, tool)"),
   ({"role": "chatgpt"}, "with a role"),
+  ({"role": "tool", "tool_call_id": "1"}, "'tool_call_id' of a message is un"),
   ({"reasoning_content": "Hm."}, "'reasoning_content' of a message is unsup"),
   ({"tool_calls": [{}]}, "'tool_calls' of a message is unsupported"),
   ({"weight": 0.5}, "the weight 0.5 is not 0 or 1"),
@@ -179,6 +180,72 @@ def test_turns_of_weight_0_are_read_and_not_predicted(tmp_path, template):
     if "How much is 1 + 1?" in library.decode(one[0])
   }
   assert found == {f"Yes.\n{END}"}
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED, None])
+def test_conversations_that_the_assistant_begins_are_in_all_splits(
+  tmp_path, template
+):
+  """What the template writes before it is no prompt that they share."""
+  rows = [
+    {"messages": [{"role": "assistant", "content": f"I am {number}."}]}
+    for number in range(60)
+  ]
+  config = config_of(tmp_path, rows, template, test_share=0.3)
+  train, test = (
+    task.make_dataset(config, split, batch_size=1, seed=0).facts[
+      f"{split}_documents"
+    ]
+    for split in ("train", "test")
+  )
+  assert train > 30 and 6 < test < 30
+
+
+CALLS = PLAIN.replace(
+  "m.content + ",
+  "(m.reasoning_content or '') + m.content"
+  " + (m.tool_calls | tojson if m.tool_calls else '') + ",
+)
+
+
+def test_what_the_template_reads_is_trained(tmp_path):
+  """Tools, their calls and thoughts, as `trl` passes them."""
+  call = {"name": "add", "arguments": {"of": 1}}
+  called = {"role": "assistant", "reasoning_content": "Hm.", "content": None}
+  messages = [
+    *turns(1)[:2],
+    {**called, "tool_calls": [call]},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "Two."},
+  ]
+  rows = [{"messages": messages}] + [{"messages": turns(n)} for n in range(20)]
+  config = config_of(tmp_path, rows, CALLS)
+  library = library_of(config, chat_template=CALLS)
+  (found,) = (
+    one for one in documents(config) if "tool\n" in library.decode(one[0])
+  )
+  messages[2]["content"] = ""
+  text = library.apply_chat_template(messages, tokenize=False)
+  assert library.decode(found[0]) == text.removesuffix("\n")
+  predicted = library.decode(
+    [i for i, counts in zip(*found, strict=True) if counts]
+  )
+  assert predicted == f"Hm.{json.dumps([call])}{END}Two.{END}"
+
+
+def test_without_a_template_a_tools_answer_is_read(tmp_path):
+  messages = [*turns(1)[:4], {"role": "tool", "content": "2"}, turns(1)[4]]
+  rows = [{"messages": messages}] + [{"messages": turns(n)} for n in range(20)]
+  config = config_of(tmp_path, rows, None)
+  library = library_of(config)
+  ((ids, mask),) = (
+    one for one in documents(config) if "\n\n2\n\n" in library.decode(one[0])
+  )
+  assert library.decode(ids).endswith(f"Sure? \n\n2\n\nYes.\n{END}")
+  predicted = library.decode(
+    [i for i, counts in zip(ids, mask, strict=True) if counts]
+  )
+  assert predicted == f"é2.\n\nYes.\n{END}"
 
 
 def test_names_are_for_templates(tmp_path):

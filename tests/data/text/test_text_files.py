@@ -37,7 +37,7 @@ def read(tmp_path, monkeypatch):
     path.write_bytes(content)
     columns = tuple(filter(None, (prompt_field, text_field)))
     return [
-      document
+      getattr(document, "segments", document)
       for part in files.read(str(path), columns)
       for document in files.documents(part, text_field, prompt_field, between)
     ]

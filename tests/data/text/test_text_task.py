@@ -16,7 +16,7 @@ import tokenizers
 from tests_support import ROOT, refused
 from text_examples import jsonl, sentences
 
-from loopjax.data.text import files, preparation, task
+from loopjax.data.text import chat, files, preparation, task
 from loopjax.data.text.tokenizer import Tokenizer
 from loopjax.errors import UserError
 from loopjax.run import statistics
@@ -25,7 +25,7 @@ from loopjax.types import Output
 pytestmark = pytest.mark.usefixtures("user_cache")
 END, PADDING = 256, 257
 # Of `config`.
-CHECKSUM = "65cd2c83eeb37a571cc8e7f287680a39ca00b16b5b4f91bf8aae20edccb9cf6e"
+CHECKSUM = "df349b1c16f78e595c4d7b59a7f9c1b2f2b565395b5aa10324e92ee5630850cc"
 JOB = preparation.Job(task.Config(), "bytes", validation=0.05, test=0.05)
 
 
@@ -79,7 +79,7 @@ def test_splits_share_no_document_and_lose_none(config):
   assert 10 < len(seen["validation"]) < 40 and 10 < len(seen["test"]) < 40
   for split, found in seen.items():
     for text in found:
-      assert JOB.split_of([(text, True)]) == split
+      assert JOB.split_of(text) == split
 
 
 def test_documents_may_have_rows_of_their_own(config):
@@ -134,10 +134,20 @@ def test_what_is_predicted_is_what_is_to_be_said(config, tmp_path, kind):
 
 def test_completions_of_one_prompt_are_in_one_split():
   job = JOB._replace(validation=0.4, test=0.4)
+  rule = {"role": "system", "content": "Be short."}
 
-  def splits(prompts, answers):
+  def splits(prompts, answers, first="user"):
+    roles = (first, "assistant", "user", "assistant")
     return {
-      job.split_of([(p, False), (a, True), ("so", False), ("on", True)])
+      job.split_of(
+        chat.prompt(
+          [rule]
+          + [
+            {"role": role, "content": content}
+            for role, content in zip(roles, (p, a, "so", "on"), strict=True)
+          ]
+        )
+      )
       for p in prompts
       for a in answers
     }
@@ -146,6 +156,8 @@ def test_completions_of_one_prompt_are_in_one_split():
   assert len(splits(["one"], words)) == 1
   assert splits(words, ["one"]) == set(preparation.SPLITS)
   assert splits([" \n"], words) == set(preparation.SPLITS)
+  # Conversations that the assistant begins differ by all that is said.
+  assert splits(["Hello!"], words, "assistant") == set(preparation.SPLITS)
 
 
 def test_test_files_are_the_test_split(config, tmp_path):
@@ -434,7 +446,7 @@ def test_few_documents_with_fields_are_in_every_split(config, tmp_path, capsys):
 
 
 def test_text_with_documents_in_all_splits_is_chosen_by_hash(config, capsys):
-  """As ever: the checksum names the rows in the cache of earlier versions."""
+  """The checksum names the rows in the cache."""
   facts = task.make_dataset(config, "train", batch_size=1, seed=0).facts
   assert facts["train_sha256"] == CHECKSUM
   assert "few documents" not in capsys.readouterr().out
@@ -609,7 +621,7 @@ def test_bytes_are_those_of_the_text_whatever_becomes_of_it(config, tokenizer):
   config = change(config, tokenizer=path)
   facts = task.make_dataset(config, "train", batch_size=4, seed=0).facts
   whole = sentences(300) + sentences(200, 1000)
-  train = [text for text in whole if JOB.split_of([(text, True)]) == "train"]
+  train = [text for text in whole if JOB.split_of(text) == "train"]
   assert facts["train_bytes"] == sum(len(text.encode()) for text in train)
 
 
