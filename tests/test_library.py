@@ -274,6 +274,50 @@ def test_it_is_trained_saved_and_read_by_commands(
     loopjax.save(found, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+  ("family", "task", "settings"),
+  [
+    ("recurrent", "automaton", {"optim__warmup_steps": 2, "dropout": 0.1}),
+    ("urm", "sudoku", {"task__box_rows": 2, "task__box_cols": 3}),  # Carries.
+    ("looped", "automaton", {"optim__lora_rank": 2, "dropout": 0.1}),
+  ],
+)
+def test_two_calls_of_fit_are_one(family, task, settings, capsys):
+  """Batches, keys, rates, the optimizer's state and a carried one go on."""
+  sizes = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 2}
+  start = loopjax.build(family, task, **sizes, **settings)
+  data = loopjax.datasets(start, batch_size=4)["train"]
+  whole = start.fit(data, steps=4, seed=3)
+  assert len(capsys.readouterr().err.splitlines()) == 1
+  seen = []
+  half = start.fit(data, steps=2, total_steps=4, seed=3)
+  copied = copy.deepcopy(half)
+  for model in (half, copied):
+    both = model.fit(
+      data, steps=2, seed=3, every=1,
+      on_log=lambda number, *_: seen.append(number),
+    )  # fmt: skip
+    jax.tree.map(np.testing.assert_array_equal, both.params, whole.params)
+    assert both.about.steps == whole.about.steps == 4
+  assert seen == [3, 4] * 2
+  assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_fit_says_what_does_not_continue(model, capsys):
+  """The rate after the end of its schedule, and a model that has no state."""
+  tx = optax.adam(0.1)
+  found = model.fit(pairs(), steps=2).fit(pairs(), steps=1)
+  assert "stays at its end after step 2, " in capsys.readouterr().err
+  begins = "fit: begins with step 0 and the first batch: "
+  found.fit(pairs(), steps=1, tx=tx)
+  assert f"{begins}another optimizer" in capsys.readouterr().err
+  jax.tree.map(jnp.copy, found).fit(pairs(), steps=1)
+  assert f"{begins}not a result of fit" in capsys.readouterr().err
+  once = model.fit(pairs(), steps=1, tx=tx)
+  once.fit(pairs(), steps=1, tx=optax.adam(0.1))
+  assert begins not in capsys.readouterr().err
+
+
 def test_a_saved_batch_is_not_split(tmp_path):
   """`fit` does not: a command could not split its four rows into eight."""
   model = loopjax.build(
@@ -671,6 +715,10 @@ def test_models_of_the_pages_can_be_built():
       "model.width='64' must be an integer",
     ),
     (lambda m: m.fit(pairs(), steps=1, every=0), "every=0 must be"),
+    (
+      lambda m: m.fit(pairs(), steps=1, total_steps=2, tx=optax.sgd(0.1)),
+      "total_steps has no effect with tx",
+    ),
     (
       lambda m: m.fit(iter([next(pairs()), np.ones((2, 3, 16), int)]), steps=2),
       r"a batch of shape \(3, 16\) follows one of \(4, 16\)",

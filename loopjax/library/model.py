@@ -54,6 +54,7 @@ class About:
   jax.tree_util.register_dataclass,
   data_fields=("params",),
   meta_fields=("graphdef", "about"),
+  drop_fields=("stopped",),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
@@ -63,11 +64,14 @@ class Model:
     params: parameters, a nested dict of arrays.
     graphdef: the model without them: `nnx.merge(graphdef, params)`.
     about: settings, and where the model was loaded from.
+    stopped: where `fit` stopped, of a model that it returned; no model that is
+      made of this one has it.
   """
 
   params: Any
   graphdef: nnx.GraphDef
   about: About
+  stopped: training.Stopped | None = dataclasses.field(default=None, init=False)
 
   def __repr__(self) -> str:
     """One line: family, task, the settings that were changed, and the size."""

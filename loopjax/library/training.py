@@ -6,7 +6,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,24 @@ _NUMBER = (jax.Array, np.ndarray, np.generic, int, float)  # A metric's types.
 _SECONDS = 10  # Between lines of progress.
 
 
+class Stopped(NamedTuple):
+  """Where `fit` stopped, from which another call continues.
+
+  Attributes:
+    state: the train state, without its key.
+    num_steps: the length of the schedules; 0 if `fit` got the optimizer.
+  """
+
+  state: step.TrainState
+  num_steps: int
+
+
 def fit(
   model: _Model,
   data: Iterable[checked.Batch],
   *,
   steps: int,
+  total_steps: int | None = None,
   tx: optax.GradientTransformation | None = None,
   loss: Loss | None = None,
   seed: int = 0,
@@ -45,47 +58,111 @@ def fit(
 ) -> _Model:
   """The model, trained on batches by the train step of `loopjax.main`.
 
+  A model that `fit` returned continues: two calls are one, bit for bit, with
+  the same `total_steps`, `seed` and optimizer. Every other model begins with
+  step 0, also one that was loaded, or changed since by `jax.tree`.
+
   A step is compiled once for the same settings, `loss`, `tx` and shapes; pass
   the same objects again to use it again. The default optimizer also depends
-  on `steps`.
+  on `total_steps`.
 
   Args:
-    data: batches, such as `datasets(...)["train"]` or any iterator; each is
-      (inputs, targets), i32 [B, T], or a task's dict, which may have
-      "weights", f32 [B, T], and in text "documents", i32 [B, T].
+    data: batches, such as `datasets(...)["train"]`, which continues at the
+      model's step, or any iterator; each is (inputs, targets), i32 [B, T], or a
+      task's dict, which may have "weights", f32 [B, T], and in text
+      "documents", i32 [B, T].
     steps: number of optimizer steps.
+    total_steps: length of the schedule of learning rates, from step 0; as
+      before, or at first `steps`, if None.
     tx: the optimizer; from the model's settings if None. Parameters that the
       settings or the family freeze (`optim.frozen`) stay as they are.
     loss: the objective (module, batch, key, step, None) -> (loss, metrics), a
       scalar and a dict, which may be empty; the family's if None.
     seed: seed of the objective's random numbers.
     every: number of steps between calls of `on_log`.
-    on_log: called with the number of steps, the mean of each training metric
-      since the last call, and the model; training stops if it returns True.
-    quiet: whether to print no progress to standard error.
-
-  Returns:
-    The trained model.
-
-  Raises:
-    UserError: the data end before the steps do, a batch is not what the model
-      reads or of another shape than the first, the parameters are bfloat16, the
-      objective needs a teacher or has another form, it changes for more steps
-      than there are, or the loss is not finite.
+    on_log: called with the number of steps since step 0, the mean of each
+      training metric since the last call, and the model; training stops if it
+      returns True.
+    quiet: whether to print nothing to standard error.
   """
   steps = checked.integer("steps", steps, 1)
   every = checked.integer("every", every, 1)
   seed = checked.seed(seed)
   settings = model.about.settings
   settings.check_trains()
-  settings.check_schedule(steps)
   parameters.check_registered(model.params)
-  tx = _chosen(model.about, steps, tx)
+  progress = _Progress(steps, quiet)
+  stopped, total, optimizer = _continued(model, steps, total_steps, tx)
+  begin = int(stopped.state.step) if stopped else 0
+  end = begin + steps
+  settings.check_schedule(end if tx else max(total, end))
+  if model.about.steps and not stopped:
+    why = "another optimizer" if model.stopped else "not a result of fit"
+    progress.say(f"begins with step 0 and the first batch: {why}")
+  if not tx and end > total and settings.optim.schedule != "constant":
+    progress.say(
+      f"the learning rate stays at its end after step {total:,}, the length of"
+      f" its schedule; total_steps={end} is all steps"
+    )
   _check_signature("loss", loss, "module, batch, key, step, teacher")
   _check_signature("on_log", on_log, "step, metrics, model")
-  batches = _batches(data)
+  batches = _batches(data, begin)
   first = checked.batch(settings, _next(batches, 0, steps))
-  options = {"batch_size": len(first["inputs"]), "num_microbatches": 1}
+  rows = len(first["inputs"])
+  options = {"batch_size": rows, "num_microbatches": 1, "seed": seed}
+  state, run = _begun(model, loss, optimizer, options, stopped)
+  batch, kept = first, []
+  for number in range(begin + 1, end + 1):
+    state, metrics = run(state, batch, {})
+    kept.append(metrics)
+    progress.after(number - begin, metrics)
+    if number % every == 0 or number == end:
+      _check_finite(state.bad)
+      means, kept = _means(kept), []
+      params = step.scored_params(state, settings.optim.lora_alpha)
+      how = {"steps": model.about.steps + number - begin, "options": options}
+      about = dataclasses.replace(model.about, **how)
+      now = dataclasses.replace(model, params=params, about=about)
+      if on_log and on_log(number, means, _copied(now)):
+        break
+    if number < end:
+      following = _next(batches, number - begin, steps)
+      batch = checked.batch(settings, following, first)
+  at_end = Stopped(state._replace(key=None), 0 if tx else total)
+  object.__setattr__(now, "stopped", at_end)  # No field of `replace`.
+  return now
+
+
+def _continued(
+  model: Any,
+  steps: int,
+  total_steps: int | None,
+  tx: optax.GradientTransformation | None,
+) -> tuple[Stopped | None, int, optax.GradientTransformation]:
+  """(where to continue, length of the schedules, the optimizer)."""
+  stopped = model.stopped
+  if stopped and bool(stopped.num_steps) != (tx is None):
+    stopped = None
+  total = stopped.num_steps if stopped and stopped.num_steps else steps
+  if total_steps is not None:
+    if tx is not None:
+      raise UserError("total_steps has no effect with tx, which has its own")
+    total = checked.integer("total_steps", total_steps, 1)
+  optimizer = _chosen(model.about, total, tx)
+  if stopped and not _fits(optimizer, stopped.state):
+    stopped = None
+  return stopped, total, optimizer
+
+
+def _begun(
+  model: Any,
+  loss: Loss | None,
+  tx: optax.GradientTransformation,
+  options: Mapping[str, Any],
+  stopped: Stopped | None,
+) -> tuple[step.TrainState, Any]:
+  """(the state before the first step of this call, the train step)."""
+  settings = model.about.settings
   how = dataclasses.replace(settings.run, **options)
   carried = fresh.init_carried(settings._replace(run=how))
   init, run = _kept(
@@ -96,28 +173,32 @@ def fit(
     settings.family.init_carried is not None,
     settings.optim.adaptation,
   )
-  state = init(model.params, jax.random.key(seed), carried)
-  progress, batch, kept = _Progress(steps), first, []
-  for number in range(1, steps + 1):
-    state, metrics = run(state, batch, {})
-    kept.append(metrics)
-    if not quiet:
-      progress.after(number, metrics)
-    if number % every == 0 or number == steps:
-      _check_finite(state.bad)
-      means, kept = _means(kept), []
-      params = step.scored_params(state, settings.optim.lora_alpha)
-      about = dataclasses.replace(
-        model.about,
-        steps=model.about.steps + number,
-        options={**options, "seed": seed},
-      )
-      now = dataclasses.replace(model, params=params, about=about)
-      if on_log and on_log(number, means, _copied(now)):
-        break
-    if number < steps:
-      batch = checked.batch(settings, _next(batches, number, steps), first)
-  return now
+  state = init(model.params, jax.random.key(options["seed"]), carried)
+  if stopped is None:
+    return state, run
+  _check_carried(state.carried, stopped.state.carried)
+  before = jax.tree.map(jnp.copy, stopped.state)  # Steps consume it.
+  return before._replace(key=state.key), run
+
+
+def _fits(tx: optax.GradientTransformation, state: step.TrainState) -> bool:
+  """Whether the state of an optimizer like this one is in the train state."""
+  return _shapes(jax.eval_shape(tx.init, state.params)) == _shapes(
+    state.opt_state
+  )
+
+
+def _shapes(tree: Any) -> Any:
+  return jax.tree.structure(tree), [x.shape for x in jax.tree.leaves(tree)]
+
+
+def _check_carried(carried: Carried, before: Carried) -> None:
+  """Raises UserError if a state of examples is of another batch size."""
+  if _shapes(carried) != _shapes(before):
+    raise UserError(
+      "fit: the batch size must remain: this family carries a state of every"
+      " example from step to step"
+    )
 
 
 def objective(settings: config_lib.Settings) -> Loss:
@@ -251,35 +332,42 @@ def _is_result(result: Any) -> bool:
 class _Progress:
   """Prints to standard error how far training is, and the time left."""
 
-  def __init__(self, steps: int):
-    self._steps = steps
+  def __init__(self, steps: int, quiet: bool):
+    self._steps, self._quiet = steps, quiet
     self._start = self._shown = time.monotonic()
 
   def after(self, number: int, metrics: Metrics) -> None:
     """Prints a line after the first step, and then every `_SECONDS`."""
+    if self._quiet:
+      return
     if number == 1:
       jax.block_until_ready(metrics)
       began, self._start = self._start, time.monotonic()
       self._shown = self._start
       took = durations.text(self._start - began)
-      self._say(f"ready; the first of {self._steps:,} steps took {took}")
+      self.say(f"ready; the first of {self._steps:,} steps took {took}")
     elif number < self._steps and time.monotonic() - self._shown >= _SECONDS:
       loss = float(metrics["loss"])  # Waits for the step.
       self._shown = time.monotonic()
       rate = (self._shown - self._start) / (number - 1)
       left = durations.text((self._steps - number) * rate)
-      self._say(
+      self.say(
         f"step {number:,} of {self._steps:,}: loss {loss:.4g}; {left} left"
       )
 
-  def _say(self, line: str) -> None:
-    print(f"fit: {line}", file=sys.stderr, flush=True)
+  def say(self, line: str) -> None:
+    """Prints a line, unless it is to be quiet."""
+    if not self._quiet:
+      print(f"fit: {line}", file=sys.stderr, flush=True)
 
 
-def _batches(data: Any) -> Any:
-  """An iterator over batches; raises UserError if there is none."""
+def _batches(data: Any, start: int) -> Any:
+  """An iterator over batches; raises UserError if there is none.
+
+  A Grain dataset continues at batch `start`, counted in a circle.
+  """
   if hasattr(data, "to_iter_dataset"):
-    return pipeline.iterate(data)
+    return pipeline.iterate(data, start % max(len(data), 1))
   try:
     return iter(data)
   except TypeError:
