@@ -33,7 +33,11 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
 
 
 def recorded(traces: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-  """The traces of these names; raises UserError if a model lacks one."""
+  """The traces of these names; raises UserError if a model lacks one.
+
+  Also "state", which is only among them if the loop is watched, see
+  `loop.driver.Watched`.
+  """
   if isinstance(names, str):
     raise UserError(f"trace={names!r} must be names: ({names!r},)")
   for name in names:
@@ -42,7 +46,8 @@ def recorded(traces: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         f"trace {name!r} is not recorded; the model's loops record"
         f" {', '.join(traces)}"
       )
-  return {name: traces[name] for name in names}
+  state = [name for name in ("state",) if name in traces]
+  return {name: traces[name] for name in (*names, *state)}
 
 
 def plain_values(section: str, record: Any) -> None:

@@ -156,7 +156,8 @@ class Output(NamedTuple):
     losses: unweighted auxiliary losses, f32 scalars by name.
     stats: statistics of each example, f32 [B] by name.
     loops: statistics of each loop, averaged over the batch, f32 [K] by name.
-    trace: the requested records of each loop, [K, B, ...] by name.
+    trace: the requested records of each loop, [K, B, ...] by name; also
+      "state" of a loop that is watched, see `loop.driver.Watched`.
     cache: the cache after these tokens, if the call had a cache.
     hidden: the input of the output layer for the same tokens as `logits`, f32
       [B, T, D], from which losses and scores are computed without logits; None

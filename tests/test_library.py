@@ -230,6 +230,28 @@ def test_logits_and_traces(model):
   )
 
 
+def test_a_state_is_seen_and_edited(model):
+  ids = np.arange(16) % 5
+
+  def erased(state, k):
+    assert state["hidden"].shape == (1, 16, 16)
+    return {"hidden": jnp.where(k == 1, 0.0, state["hidden"])}
+
+  plain, edited = (
+    model.trace(ids, "hidden", "state", num_loops=3, edit=edit)
+    for edit in (None, erased)
+  )
+  assert set(edited) == {"hidden", "state"}
+  np.testing.assert_array_equal(plain["state"]["hidden"], plain["hidden"])
+  assert not edited["state"]["hidden"][1].any()
+  # Records of other names are of before the edit.
+  np.testing.assert_array_equal(edited["hidden"][:2], plain["hidden"][:2])
+  logits = model.logits(ids, num_loops=2, edit=erased)
+  np.testing.assert_array_equal(logits[0], logits[1])
+  with pytest.raises(UserError, match=r"edit\(state, k\) must return the"):
+    model.logits(ids, edit=lambda state, k: state["hidden"])
+
+
 def test_it_is_trained_saved_and_read_by_commands(
   model, tmp_path, monkeypatch, capsys
 ):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +13,12 @@ from flax import nnx
 from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.library import checked, evaluation, text, training
+from loopjax.loop import driver
 from loopjax.program import tree_size
 from loopjax.sections import flatten
 from loopjax.types import Array, TaskSpec
+
+Edit = Callable[[Any, Array], Any]  # (state, k) -> state.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,7 +105,12 @@ class Model:
     return nnx.merge(self.graphdef, self.params)
 
   def logits(
-    self, tokens: Any, *, num_loops: int | None = None, documents: Any = None
+    self,
+    tokens: Any,
+    *,
+    num_loops: int | None = None,
+    documents: Any = None,
+    edit: Edit | None = None,
   ) -> Array:
     """Logits of the predicted tokens, f32 [T, V] or [B, T, V].
 
@@ -112,13 +120,17 @@ class Model:
       documents: of packed rows of text, the number of each token's document, of
         the shape of `tokens`; tokens attend to their own document only. A row
         is one document if None.
+      edit: function (state, k) -> the state that loop k = 0 .. K - 1 passes on
+        instead, or that is read out; see `loop.driver.Watched` for what is a
+        state. It is compiled into the program: pass the same function again
+        for other tokens.
 
     Raises:
       UserError: the tokens are not ids of the model, or are too few for it, or
         it does not support this number of loops; or documents have another
-        shape, or the task has none.
+        shape, or the task has none; or the edited state has another shape.
     """
-    return self._run(tokens, num_loops, documents, ())[0]
+    return self._run(tokens, num_loops, documents, (), edit)[0]
 
   def trace(
     self,
@@ -126,19 +138,21 @@ class Model:
     *names: str,
     num_loops: int | None = None,
     documents: Any = None,
-  ) -> dict[str, Array]:
+    edit: Edit | None = None,
+  ) -> dict[str, Any]:
     """Records of every loop, [K, T, ...] or [K, B, T, ...] by name.
 
     Args:
       tokens: token ids, [T] or [B, T].
-      names: what to record, names from `traces` of the family.
+      names: what to record, names from `traces` of the family; or "state", what
+        passes from loop to loop, arrays by name, see `loop.driver.Watched`.
       num_loops: K; as in evaluation if None.
-      documents: as in `logits`.
+      documents, edit: as in `logits`.
 
     Raises:
       UserError: the family has no such record; or as in `logits`.
     """
-    supported = self.about.settings.family.traces
+    supported = (*self.about.settings.family.traces, driver.STATE)
     for name in names:
       if name not in supported:
         raise UserError(f"trace {name!r} is not one of {', '.join(supported)}")
@@ -146,7 +160,8 @@ class Model:
       raise UserError(
         f"pass the names of the traces to record: {', '.join(supported)}"
       )
-    return self._run(tokens, num_loops, documents, names)[1]
+    found = self._run(tokens, num_loops, documents, names, edit)[1]
+    return {name: found[name] for name in names}
 
   generate = text.generate
   evaluate = evaluation.evaluate
@@ -158,7 +173,8 @@ class Model:
     num_loops: int | None,
     documents: Any,
     names: tuple[str, ...],
-  ) -> tuple[Array, dict[str, Array]]:
+    edit: Edit | None,
+  ) -> tuple[Array, dict[str, Any]]:
     settings = self.about.settings
     loops = checked.loops(settings, num_loops, settings.eval_loops)
     ids, packed = checked.array("tokens", tokens), None
@@ -168,20 +184,27 @@ class Model:
       packed = checked.array("documents", documents)
       packed = packed[None] if is_row else packed
       packed = checked.documents(settings, packed, rows.shape)
-    logits, trace = _forward(self, rows, loops, names, packed)
+    watches = edit is not None or driver.STATE in names
+    recorded = tuple(name for name in names if name != driver.STATE)
+    call = self, rows, loops, recorded, packed, watches, edit
+    logits, trace = _forward(*call)
     if not is_row:
       return logits, trace
     return logits[0], jax.tree.map(lambda x: x[:, 0], trace)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 3, 5, 6))
 def _forward(
   model: Model,
   inputs: Array,
   num_loops: int,
   names: tuple[str, ...],
   documents: Array | None,
-) -> tuple[Array, dict[str, Array]]:
-  packed = {} if documents is None else {"documents": documents}
-  output = model.module()(inputs, num_loops=num_loops, trace=names, **packed)
+  watches: bool,
+  edit: Edit | None,
+) -> tuple[Array, dict[str, Any]]:
+  call: dict[str, Any] = {} if documents is None else {"documents": documents}
+  if watches:
+    call["kind"] = driver.Watched(edit)
+  output = model.module()(inputs, num_loops=num_loops, trace=names, **call)
   return output.logits, output.trace

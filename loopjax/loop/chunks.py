@@ -111,6 +111,16 @@ def _backward(step, residuals, cotangents):
 run.defvjp(_forward, _backward)
 
 
+def run_plainly(
+  step: Step, params: Any, inputs: Any, constants: Any, history: Any
+) -> tuple[Any, Any]:
+  """`run`, differentiated by JAX: in all modes, also with respect to closures.
+
+  The backward pass stores a buffer of each chunk.
+  """
+  return _forward(step, params, inputs, constants, history)[0]
+
+
 def split(num_chunks: int, axis: int, whole: Any) -> Any:
   """Arrays by chunk: [..., n C, ...] to [n, ..., C, ...].
 

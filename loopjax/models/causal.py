@@ -15,6 +15,7 @@ from flax import nnx
 
 from loopjax import checks
 from loopjax.kernels import KERNELS
+from loopjax.loop import driver
 from loopjax.losses import tokens as token_losses
 from loopjax.models.every_loop import Record
 from loopjax.nn import attention, block, linear, stack
@@ -35,6 +36,11 @@ from loopjax.types import (
 Carry = tuple[Array, Cache | None]  # The residual stream, and the cache.
 # The final norm: also after every loop, or only before the read-out.
 LOOP_NORMS = ("per_loop", "final_only")
+# The residual stream is the state, "hidden" [B, T, D]; a cache is not.
+STATE = driver.Part(
+  lambda carry: {"hidden": carry[0]},
+  lambda carry, state: (state["hidden"], *carry[1:]),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +123,7 @@ class Call(NamedTuple):
   """
 
   num_loops: int
-  kind: str
+  kind: driver.Kind
   metadata: attention.Metadata
   keys: Array | None
 
@@ -126,7 +132,7 @@ def begin(
   model: Any,
   inputs: Array,
   num_loops: int | None = None,
-  kind: str | None = None,
+  kind: driver.Kind | None = None,
   documents: Array | None = None,
   cache: Cache | None = None,
   valid: Array | None = None,

@@ -119,14 +119,13 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Cache | None = None,
     valid: Array | None = None,
     keys: Array | None = None,
     targets: Array | None = None,
-    edit: Callable[[Array, Array], Array] | None = None,
   ) -> Output:
     """Predicts every next token (equation 4).
 
@@ -140,9 +139,6 @@ class Model(nnx.Module):
         [K, B, T].
       targets: int [B, T]; the trace then also has what `every_loop.measured`
         records after every loop, [K, B, ...].
-      edit: function (H~^{k+1} [B, T, D], k i32 scalar) -> the state that loop
-        k < K - 1 passes on instead (equation 3). Traces contain H~^{k+1} before
-        the edit.
     """
     call = causal.begin(
       self, inputs, num_loops, kind, documents, cache, valid, keys
@@ -167,20 +163,28 @@ class Model(nnx.Module):
       hidden, cache = self.transform(call, carry, k)  # H^{k+1}
       decoded = self.readout_input(hidden)
       mixed, gate = self.channel(hidden, decoded, table)  # H~^{k+1}
-      next_input = mixed if edit is None else edit(mixed, k)
-      return (next_input, cache), record(carry[0], hidden, mixed, gate)
+      return (mixed, cache), record(carry[0], hidden, mixed, gate)
+
+    # There is no channel after the last loop: alpha^{K-1} = 0.
+    def last(
+      carry: causal.Carry, k: Array | int
+    ) -> tuple[causal.Carry, every_loop.Record]:
+      hidden, cache = self.transform(call, carry, k)  # H^K
+      none = jnp.zeros(inputs.shape)
+      return (hidden, cache), record(carry[0], hidden, hidden, none)
 
     carry, records, steps_run = driver.run_loop(
       step,
       (self.embed(inputs, keys), cache),
       call.num_loops - 1,
       kind=call.kind,
+      part=causal.STATE,
     )
-    # There is no channel after the last loop: alpha^{K-1} = 0.
-    hidden, cache = self.transform(call, carry, call.num_loops - 1)  # H^K
-    last = record(carry[0], hidden, hidden, jnp.zeros(inputs.shape))
-    records = every_loop.appended(records, last)
-    return causal.output(self, call, (hidden, cache), records, steps_run + 1)
+    carry, of_last = driver.run_once(
+      last, carry, call.num_loops - 1, kind=call.kind, part=causal.STATE
+    )
+    records = every_loop.joined(records, of_last)
+    return causal.output(self, call, carry, records, steps_run + 1)
 
   def _make_channel(self) -> channel.MixedChannel:
     """The channel of equations 4 to 6, as configured."""

@@ -67,11 +67,9 @@ def record(
   return stats, recorded
 
 
-def appended(records: Record, last: Record) -> Record:
-  """The records of all loops, from all but the last and the last."""
-  return jax.tree.map(
-    lambda rows, row: jnp.concatenate([rows, row[None]]), records, last
-  )
+def joined(first: Record, last: Record) -> Record:
+  """The records of all loops, from those of the first and the last ones."""
+  return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
 
 
 def measured(

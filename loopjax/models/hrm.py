@@ -33,7 +33,7 @@ class Config(supervised.Config):
   """
 
   num_low_steps: int = 2
-  num_states: ClassVar[int] = 2  # z_H, which is read out, and z_L.
+  state_names: ClassVar[tuple[str, ...]] = ("z_H", "z_L")
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -77,6 +77,7 @@ class Model(nnx.Module):
     state: supervised.State,
     kind: str,
     keys: Array | None = None,
+    cut: supervised.Cut = jax.lax.stop_gradient,
   ) -> supervised.State:
     """N cycles of T low-level steps and a high-level one, on (z_H, z_L).
 
@@ -112,7 +113,7 @@ class Model(nnx.Module):
     carry = driver.repeat(cycle, carry, config.num_cycles - 1, kind=kind)
     carry = low_steps(carry, config.num_low_steps - 1)
     last = remat.rematerialised(last, self.options.remat, prevent_cse=True)
-    z_h, (z_l, _) = last(jax.lax.stop_gradient(carry))
+    z_h, (z_l, _) = last(cut(carry))
     return z_h, z_l
 
   __call__ = supervised.run

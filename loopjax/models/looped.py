@@ -7,10 +7,8 @@ gate after every loop.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
@@ -109,14 +107,13 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Cache | None = None,
     valid: Array | None = None,
     keys: Array | None = None,
     targets: Array | None = None,
-    edit: Callable[[Array, Array], Array] | None = None,
   ) -> Output:
     """Predicts every next token (equation 2).
 
@@ -129,9 +126,6 @@ class Model(nnx.Module):
         state, f32 [K, B], see `every_loop.state`.
       targets: int [B, T]; the trace then also has what `every_loop.measured`
         records after every loop, [K, B, ...].
-      edit: function (H^{k+1} [B, T, D], k i32 scalar) -> the state that loop
-        k < K - 1 passes on instead (DiscoLoop, equation 3). Traces contain
-        H^{k+1} before the edit.
     """
     call = causal.begin(
       self, inputs, num_loops, kind, documents, cache, valid, keys
@@ -145,12 +139,14 @@ class Model(nnx.Module):
       record = every_loop.record(
         self, trace, stats, before=carry[0], targets=targets, hidden=hidden
       )
-      if edit is not None:  # H^K is read out without an edit.
-        hidden = jnp.where(k < call.num_loops - 1, edit(hidden, k), hidden)
       return (hidden, cache), record
 
     carry, records, steps_run = driver.run_loop(
-      step, (self.embed(inputs, keys), cache), call.num_loops, kind=call.kind
+      step,
+      (self.embed(inputs, keys), cache),
+      call.num_loops,
+      kind=call.kind,
+      part=causal.STATE,
     )
     return causal.output(self, call, carry, records, steps_run)
 

@@ -215,7 +215,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Cache | None = None,
@@ -274,6 +274,7 @@ class Model(nnx.Module):
       (self.embed(inputs, keys), cache),  # x_0
       call.num_loops,
       kind=call.kind,
+      part=causal.STATE,
       remat=remat,  # A `cond` would store the weights for every loop.
     )
     return causal.output(self, call, carry, records, steps_run)

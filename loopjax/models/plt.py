@@ -130,7 +130,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Any = None,
@@ -169,25 +169,32 @@ class Model(nnx.Module):
         self, trace, stats, before=before, targets=targets, hidden=hidden
       )
 
-    def later_loop(hidden: Array, k: Array) -> tuple[Array, Any]:
-      after, key_values = self._later_loop(call, cache, hidden, first, k + 1)
-      return after, (record(hidden, after), key_values)
+    def first_loop(carry: tuple[Array], k: Array | int) -> tuple[Any, Any]:
+      del k
+      after, *shared = self._first_loop(call, cache, carry[0])
+      return (after, *shared), record(carry[0], after)
 
-    embedded, recent = self.embed(inputs, keys), None
-    hidden, cache, first = self._first_loop(call, cache, embedded)
-    records = jax.tree.map(lambda x: x[None], record(embedded, hidden))
+    def later_loop(carry: tuple[Array], k: Array) -> tuple[Any, Any]:
+      (hidden,) = carry
+      after, recent = self._later_loop(call, later_cache, hidden, first, k)
+      return (after,), (recent, record(hidden, after))
+
+    watched: Any = {"kind": call.kind, "part": causal.STATE}
+    recent = None
+    (hidden, later_cache, first), records = driver.run_once(
+      first_loop, (self.embed(inputs, keys),), 0, **watched
+    )
     if call.num_loops > 1:
-      hidden, (later_records, recent), _ = driver.run_loop(
-        later_loop, hidden, call.num_loops - 1, kind=call.kind
+      (hidden,), (recent, later_records), _ = driver.run_loop(
+        later_loop, (hidden,), call.num_loops - 1, first=1, **watched
       )
-      records = jax.tree.map(
-        lambda *x: jnp.concatenate(x), records, later_records
-      )
+      records = every_loop.joined(records, later_records)
     hidden = fast_weights.unpack(hidden, packing)
     output = causal.output(self, call, (hidden, None), records, call.num_loops)
-    if cache is None:
+    if later_cache is None:
       return output
-    return output._replace(cache=cache.extended(recent, call.metadata.places))
+    places = call.metadata.places
+    return output._replace(cache=later_cache.extended(recent, places))
 
   def _first_loop(
     self, call: causal.Call, cache: Any, hidden: Array

@@ -83,7 +83,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Cache | None = None,
@@ -125,16 +125,25 @@ class Model(nnx.Module):
       embedding = ponder(hidden)  # e^{s+1}
       return (embedding, cache), record(carry[0], hidden, embedding)
 
+    # The last pass is read out; its state is not decoded to an embedding.
+    def last(
+      carry: causal.Carry, s: Array | int
+    ) -> tuple[causal.Carry, every_loop.Record]:
+      hidden, cache = self.transform(call, carry, s)
+      return (hidden, cache), record(carry[0], hidden, carry[0])
+
     carry, records, steps_run = driver.run_loop(
       step,
       (initial, cache),
       call.num_loops - 1,
       kind=call.kind,
+      part=causal.STATE,
     )
-    # The last pass is read out; its state is not decoded to an embedding.
-    hidden, cache = self.transform(call, carry, call.num_loops - 1)
-    records = every_loop.appended(records, record(carry[0], hidden, carry[0]))
-    return causal.output(self, call, (hidden, cache), records, steps_run + 1)
+    carry, of_last = driver.run_once(
+      last, carry, call.num_loops - 1, kind=call.kind, part=causal.STATE
+    )
+    records = every_loop.joined(records, of_last)
+    return causal.output(self, call, carry, records, steps_run + 1)
 
   def pondering(self, initial: Array) -> exiting.Between:
     """The function LM(e^s) -> e^{s+1}, given e^0; [B, T, D] each."""

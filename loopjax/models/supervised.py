@@ -1,15 +1,16 @@
 """What TRM, HRM and URM share: deep supervision of segments.
 
-Their states are tuples of `Config.num_states` arrays f32 [B, S, D], S = M + T;
-the first is read out. A model of these families has `ends` (`ends.Ends`) and
+Their states are tuples of arrays f32 [B, S, D], S = M + T, one for each of
+`Config.state_names`; the first is read out. A model of these families has
+`ends` (`ends.Ends`) and
 
-  recurse(x, state, kind, keys=None) -> state
+  recurse(x, state, kind, keys=None, cut=jax.lax.stop_gradient) -> state
 
 which computes one segment of supervision, with the paper's gradient, from the
 embedded inputs x, f32 [B, S, D]; `kind` says how its loops run, "scan" or
-"unroll". Every application of a network ends with `moved`, which draws the
-noise on the path from the keys, [B]. A family's file contains this method and
-its network.
+"unroll", and `cut` is applied to the state where the paper stops the gradient.
+Every application of a network ends with `moved`, which draws the noise on the
+path from the keys, [B]. A family's file contains this method and its network.
 
 With `start`, `damping` and `path_noise` they are Equilibrium Reasoners (arXiv
 2605.21488): trained from random starts and disturbed on the way, their states
@@ -47,6 +48,7 @@ TRACES = (
   "hidden", "prediction", "confidence", "margin", "relative_change",
 )  # fmt: skip
 State = tuple[Array, ...]
+Cut = Callable[[Any], Any]
 _HALT_WEIGHT = 0.5  # Of the halting losses, in the authors' code.
 
 
@@ -94,7 +96,7 @@ class Config:
   path_noise: float = 0.0
   token_loss: str = "stablemax"
   precision: str = "bfloat16"
-  num_states: ClassVar[int]
+  state_names: ClassVar[tuple[str, ...]]
 
   def __post_init__(self) -> None:
     checks.plain_values("model", self)
@@ -144,10 +146,10 @@ def begun(config: Any, sizes: tuple[int, int, int], keys: Array) -> State:
     keys: a random key for each example, [B].
   """
   if config.start == "fixed":
-    return start(config.num_states, sizes)
-  shape = (config.num_states, *sizes[1:])
+    return start(len(config.state_names), sizes)
+  shape = (len(config.state_names), *sizes[1:])
   drawn = jax.vmap(lambda key: _truncated(key, shape))(keys)
-  return tuple(drawn[:, i] for i in range(config.num_states))
+  return tuple(drawn[:, i] for i in range(shape[0]))
 
 
 def _truncated(key: Array, shape: tuple[int, ...]) -> Array:
@@ -179,11 +181,15 @@ def moved(
 
 
 def last_with_gradient(
-  cycle: Callable[[Any], Any], state: Any, num_cycles: int, kind: str
+  cycle: Callable[[Any], Any],
+  state: Any,
+  num_cycles: int,
+  kind: str,
+  cut: Cut,
 ) -> Any:
   """The state after several cycles; only the last has a gradient."""
   state = driver.repeat(cycle, state, num_cycles - 1, kind=kind)
-  return cycle(jax.lax.stop_gradient(state))
+  return cycle(cut(state))
 
 
 def run(
@@ -191,7 +197,7 @@ def run(
   inputs: Array,
   *,
   num_loops: int | None = None,
-  kind: str | None = None,
+  kind: driver.Kind | None = None,
   trace: tuple[str, ...] = (),
   keys: Array | None = None,
 ) -> Output:
@@ -216,7 +222,8 @@ def run(
   def segment(state: State, k: Array) -> tuple[State, dict[str, Array]]:
     del k
     before = state[0]
-    state = model.recurse(x, jax.lax.stop_gradient(state), _inner(kind))
+    # Without a cut, so that a loop has a Jacobian.
+    state = model.recurse(x, state, _inner(kind), cut=lambda state: state)
     logits, q = model.ends.read_out(state[0])
     record = {"margin": model.ends.margin(q)}
     if "hidden" in trace:
@@ -232,8 +239,16 @@ def run(
     same = jax.random.key(0, impl="threefry2x32")  # With any generator.
     keys = by_content(same, inputs)
   state = begun(model.config, x.shape, keys)
+  names = model.config.state_names
   state, records, steps_run = driver.run_loop(
-    segment, state, num_loops, kind=kind
+    segment,
+    state,
+    num_loops,
+    kind=kind,
+    part=driver.Part(
+      lambda state: dict(zip(names, state, strict=True)),
+      lambda _, state: tuple(state[name] for name in names),
+    ),
   )
   halts = records["margin"] > 0
   first = jnp.argmax(halts, axis=0) + 1
@@ -250,7 +265,7 @@ def run(
   )
 
 
-def _inner(kind: str) -> str:
+def _inner(kind: driver.Kind) -> str:
   """How the loops in a segment are executed: "while" as "scan"."""
   return "unroll" if kind == "unroll" else "scan"
 
@@ -259,7 +274,7 @@ def init_carried(config: Config, spec: TaskSpec, batch_size: int) -> Carried:
   """Rows that all take a new example at the first step."""
   num_positions = config.num_memory_tokens + spec.sequence_length
   sizes = (batch_size, num_positions, config.width)
-  state = tuple(jnp.zeros(sizes) for _ in range(config.num_states))
+  state = tuple(jnp.zeros(sizes) for _ in config.state_names)
   return Carried(by_example=supervision.empty(state, spec.sequence_length))
 
 

@@ -10,10 +10,10 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from loopjax import checks
+from loopjax.loop import driver
 from loopjax.models import causal, every_loop, reading
 from loopjax.nn import block, norm, stack
 from loopjax.nn.attention.cache import Cache
@@ -77,7 +77,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Cache | None = None,
@@ -108,9 +108,8 @@ class Model(nnx.Module):
     )
 
     def step(
-      carry: causal.Carry, of_copy: Any
+      carry: causal.Carry, index: Array, copy: Any, copy_norm: Any
     ) -> tuple[causal.Carry, every_loop.Record]:
-      copy, copy_norm, index = of_copy
       hidden, cache = causal.run_stack(self, copy, call, carry, index)
       hidden = hidden if copy_norm is None else copy_norm(hidden)
       stats = {"hidden_norm": norm.mean_norm(hidden)}
@@ -126,11 +125,13 @@ class Model(nnx.Module):
     norms = None
     if config.loop_norm == "per_loop":
       norms = jax.tree.map(lambda x: x[:num_copies], self.final_norm)
-    carry, records = jax.lax.scan(
+    carry, records = driver.run_over(
       step,
       (self.embed(inputs, keys), cache),
-      (copies, norms, jnp.arange(num_copies)),
-      unroll=call.kind == "unroll",
+      (copies, norms),
+      num_copies,
+      kind=call.kind,
+      part=causal.STATE,
     )
     return causal.output(self, call, carry, records, num_copies)
 

@@ -8,6 +8,7 @@ surrounds it `supervised.loss`.
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 from flax import nnx
 
 from loopjax import checks
@@ -42,7 +43,8 @@ class Config(supervised.Config):
   mixer: str = "attention"
   token_mlp_width: int = 512
   num_latent_steps: int = 6
-  num_states: ClassVar[int] = 2  # The answer y and the latent z.
+  # The answer y and the latent z.
+  state_names: ClassVar[tuple[str, ...]] = ("y", "z")
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -101,6 +103,7 @@ class Model(nnx.Module):
     state: supervised.State,
     kind: str,
     keys: Array | None = None,
+    cut: supervised.Cut = jax.lax.stop_gradient,
   ) -> supervised.State:
     """Deep recursion (figure 3) on the answer and the latent state (y, z).
 
@@ -129,7 +132,7 @@ class Model(nnx.Module):
       return (y, z), keys
 
     state, _ = supervised.last_with_gradient(
-      latent_recursion, (state, keys), config.num_cycles, kind
+      latent_recursion, (state, keys), config.num_cycles, kind, cut
     )
     return state
 

@@ -36,7 +36,7 @@ class Config(supervised.Config):
   """
 
   num_inner_steps: int = 6
-  num_states: ClassVar[int] = 1
+  state_names: ClassVar[tuple[str, ...]] = ("h",)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -99,6 +99,7 @@ class Model(nnx.Module):
     state: supervised.State,
     kind: str,
     keys: Array | None = None,
+    cut: supervised.Cut = jax.lax.stop_gradient,
   ) -> supervised.State:
     """Cycles of inner steps on the state (h,), the last with a gradient.
 
@@ -122,7 +123,7 @@ class Model(nnx.Module):
 
     (h,) = state
     h, _ = supervised.last_with_gradient(
-      cycle, (h, keys), config.num_cycles, kind
+      cycle, (h, keys), config.num_cycles, kind, cut
     )
     return (h,)
 

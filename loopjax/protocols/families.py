@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from flax import nnx
 
+from loopjax.loop.driver import Kind
 from loopjax.types import (
   Array,
   Batch,
@@ -197,7 +198,7 @@ class Model(Protocol):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: Kind | None = None,
     trace: tuple[str, ...] = (),
   ) -> Output:
     """Predicts tokens.
@@ -205,8 +206,8 @@ class Model(Protocol):
     Args:
       inputs: token ids [B, T].
       num_loops: number of loops; that of training if None.
-      kind: how the loop is executed, see `loopjax.loop.driver`; as in the
-        model's options if None.
+      kind: how the loop is executed, see `loopjax.loop.driver`, which also
+        watches and edits its state; as in the model's options if None.
       trace: what to record in every loop, names from the family's `traces`.
     """
     ...

@@ -61,14 +61,14 @@ class Composer:
     """Unlike any other norm."""
     return 3 * vectors
 
-  def __call__(self, inputs, *, num_loops, trace=(), edit=None):
+  def __call__(self, inputs, *, num_loops, trace=(), kind=None):
     table = self.token_embedding.embedding
     state, hidden = table[inputs], []
     for loop in range(num_loops):
       state = self.step(state)
       hidden.append(state)
-      if edit is not None and loop < num_loops - 1:
-        state = edit(state, jnp.asarray(loop))
+      if kind is not None:
+        state = kind.edit({"hidden": state}, jnp.asarray(loop))["hidden"]
     logits = jnp.einsum("btd,vd->btv", state, table)
     return Output(
       logits, {}, {}, {}, {name: jnp.stack(hidden) for name in trace}

@@ -26,10 +26,7 @@ def test_what_a_family_has_not_is_said(family, tmp_path, capsys):
   analyses = set(rows.values_of(found, "analysis"))
   assert analyses == {"stage", "role_exposure", "lens", "cosine"}
   printed = capsys.readouterr().out
-  assert (
-    f"skipped intervention and patching: {family} has no editable state"
-    in printed
-  )
+  assert "skipped intervention and patching: equation 3 is for" in printed
   assert "skipped stages.png: metrics.jsonl" in printed
 
 
@@ -121,7 +118,7 @@ def test_mistakes_are_one_line(change, flags, message, tmp_path, refusal):
 @pytest.mark.parametrize("flag", ["--loop=1", "--position=1"])
 def test_flags_without_an_effect_are_refused(flag, tmp_path, refusal):
   with_config(tmp_path, lambda c: None, "transformer")
-  message = f"error: {flag} has no effect on transformer: transformer has no"
+  message = f"error: {flag} has no effect on transformer: equation 3 is for"
   assert refusal(command.main, [str(tmp_path), flag]).startswith(message)
 
 

@@ -10,6 +10,7 @@ from multihop_models import LENGTH, STATE, TOKENS, model_of
 from tests_support import by_size, crossing
 
 from loopjax.analysis.multihop import instrumented
+from loopjax.loop import driver
 
 TARGETS = jnp.array([4, 7, 11])
 POSITIONS = jnp.array([1, 2, 1])
@@ -41,13 +42,13 @@ def test_a_blend_is_between_these_loops_at_these_positions_alone():
 
   def blend(k, alpha, loop=2):
     return instrumented.blend(
-      state,
+      {"hidden": state},
       jnp.asarray(k),
       loop=jnp.asarray(loop),
       here=here,
       alpha=jnp.asarray(alpha),
       vectors=vectors,
-    )
+    )["hidden"]
 
   assert jnp.array_equal(blend(1, 0.0), state)
   for k in (0, 2):
@@ -82,11 +83,12 @@ def test_the_next_loop_starts_from_the_edited_state(name, loop):
   state = STATE[name]
 
   def run(params, edit=None, num_loops=3, start=None):
+    kind = None if edit is None else driver.Watched(edit)
     model = build(params)
     if start is not None:
       model.token_embedding = _Given(table, start)
     return model(
-      TOKENS, num_loops=num_loops, trace=("hidden", state), edit=edit
+      TOKENS, num_loops=num_loops, trace=("hidden", state), kind=kind
     )
 
   normed = instrumented.at_scale(table[TARGETS], None, "rms", None)
@@ -127,33 +129,17 @@ def test_an_edit_can_take_the_channel_away():
   build, params, _ = model_of("disco")
   vanilla, _, _ = model_of("looped")
 
-  def run(params, edit=None, build=build):
-    return build(params)(TOKENS, num_loops=2, trace=("hidden",), edit=edit)
+  def run(params, kind=None, build=build):
+    return build(params)(TOKENS, num_loops=2, trace=("hidden",), kind=kind)
 
   plain = jax.jit(run)(params)
   hidden = plain.trace["hidden"][0]
-  without = jax.jit(functools.partial(run, edit=lambda state, k: hidden))(
-    params
-  )
+
+  def taken_away(state, k):
+    return {"hidden": jnp.where(k == 0, hidden, state["hidden"])}
+
+  kind = driver.Watched(taken_away)
+  without = jax.jit(functools.partial(run, kind=kind))(params)
   expected = jax.jit(functools.partial(run, build=vanilla))(params)
   np.testing.assert_allclose(without.logits, expected.logits, atol=1e-4)
   assert jnp.abs(plain.logits - expected.logits).max() > 0.1
-
-
-@crossing("name", by_size(STATE))
-@pytest.mark.parametrize("num_loops", [1, 3])
-def test_what_is_read_out_is_not_edited(name, num_loops):
-  build, params, _ = model_of(name)
-
-  def run(params, edit):
-    return build(params)(TOKENS, num_loops=num_loops, edit=edit).logits
-
-  def last(state, k):
-    return jnp.where(k == num_loops - 1, 0.0, state)
-
-  plain, ended, erased = (
-    jax.jit(functools.partial(run, edit=edit))(params)
-    for edit in (None, last, lambda state, k: 0 * state)
-  )
-  assert jnp.array_equal(plain, ended)
-  assert jnp.array_equal(plain, erased) == (num_loops == 1)

@@ -13,6 +13,7 @@ from multihop_models import PADDING, STATE, TOKENS, model_of
 from tests_support import by_size, crossing
 
 from loopjax.analysis.multihop import instrumented, readings
+from loopjax.loop import driver
 from loopjax.models import MODELS
 from loopjax.types import TaskSpec
 
@@ -55,10 +56,11 @@ def test_an_instrumented_model_answers_as_the_model_with_that_edit(name):
   vectors = probed.embed(np.asarray(TARGETS), states, "rms")
 
   def edit(state, k):
-    new = state.at[jnp.arange(3), positions].set(vectors)
-    return jnp.where(k == 1, new, state)
+    new = state["hidden"].at[jnp.arange(3), positions].set(vectors)
+    return {"hidden": jnp.where(k == 1, new, state["hidden"])}
 
-  for alpha, output in ((0.0, model(TOKENS)), (1.0, model(TOKENS, edit=edit))):
+  edited = model(TOKENS, kind=driver.Watched(edit))
+  for alpha, output in ((0.0, model(TOKENS)), (1.0, edited)):
     got = probed.answer(inputs, last, 2, positions, alpha, vectors)
     expected = jnp.argmax(output.logits, -1)[np.arange(3), last]
     assert got.tolist() == expected.tolist()

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from loopjax.errors import UserError
 from loopjax.loop import driver
 
 
@@ -163,3 +164,71 @@ def test_a_part_of_the_carry_is_cut_between_all_steps_before_the_last():
   for x, y in zip(got, wanted, strict=True):
     assert jnp.abs(y).max() > 1e-3
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_is_recorded_after_its_edit():
+  """Of a carry of two, the first is the state."""
+
+  def doubled(carry, k):
+    x, sums = carry
+    return (2 * x, sums + x), {"index": k}
+
+  part = driver.Part(
+    lambda carry: {"x": carry[0]}, lambda carry, state: (state["x"], carry[1])
+  )
+
+  def run(edit=None, loops=None, before=0, first=0):
+    kind = driver.Watched(edit, loops, before)
+    start, num = (jnp.ones(2), jnp.zeros(2)), 4 - first
+    return driver.run_loop(
+      doubled, start, num, kind=kind, part=part, first=first
+    )
+
+  def add(state, k):
+    return {"x": state["x"] + jnp.where(k == 1, 100.0, 0.0)}
+
+  (x, sums), records, steps = run(add)
+  np.testing.assert_array_equal(records["state"]["x"][:, 0], [2, 104, 208, 416])
+  np.testing.assert_array_equal(records["index"], range(4))
+  assert (x[0], sums[0], steps) == (416, 1 + 2 + 104 + 208, 4)
+
+  # Loops 2 and 3 alone begin with what the edit makes of the first carry.
+  (x, sums), records, steps = run(add, range(2, 4))
+  np.testing.assert_array_equal(records["state"]["x"][:, 0], [202, 404])
+  np.testing.assert_array_equal(records["index"], [2, 3])
+  assert (sums[0], steps) == (101 + 202, 2)
+
+  _, records, _ = run(add, before=1)
+  np.testing.assert_array_equal(
+    records["state"]["x"][:, 0], [102, 204, 408, 816]
+  )
+  _, records, _ = run(add, first=1)
+  np.testing.assert_array_equal(records["state"]["x"][:, 0], [102, 204, 408])
+
+
+def test_steps_that_differ_are_watched_too():
+  def scaled(carry, k, weight):
+    return weight * carry, {"index": k}
+
+  items = (jnp.array([2.0, 3.0, 5.0]),)
+
+  def run(kind):
+    return driver.run_over(scaled, jnp.ones(1), items, 3, kind=kind)
+
+  carry, records = run("scan")
+  assert carry[0] == 30 and records["index"].tolist() == [0, 1, 2]
+  carry, records = run(driver.Watched(lambda x, k: x + k))
+  assert records["state"][:, 0].tolist() == [2, 7, 37]
+  carry, records = run(driver.Watched(lambda x, k: 0 * x + 7, range(1, 2)))
+  assert records["state"].tolist() == [[7]] and records["index"].tolist() == [1]
+
+
+def test_an_edit_of_another_shape_is_one_line():
+  def run(edit):
+    return driver.run_loop(
+      lambda x, k: (x, {}), jnp.ones(2), 3, kind=driver.Watched(edit)
+    )
+
+  for edit in (lambda x, k: x[:1], lambda x, k: {"x": x}, lambda x, k: x > 0):
+    with pytest.raises(UserError, match=r"edit\(state, k\) must return"):
+      run(edit)

@@ -24,7 +24,7 @@ from tests_support import (
 
 from loopjax.data import TASKS
 from loopjax.errors import UserError
-from loopjax.loop import starts
+from loopjax.loop import driver, starts
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import block
@@ -330,6 +330,85 @@ def test_a_start_of_a_row_is_the_same_in_any_batch(name):
   )
   np.testing.assert_allclose(whole[1:2], alone, atol=1e-8)
   assert np.abs(logits(params, inputs, other) - whole).max() > 1e-3
+
+
+# Whose loops read the state, and nothing else of their example.
+OPEN = ("looped", "disco", "loopformer", "transformer", "utm")
+
+
+def watched(name, edit=None, loops=None, num_loops=LOOPS):
+  kind = driver.Watched(edit, loops)
+  return output_of(name, batch()["inputs"], None, num_loops, kind)
+
+
+@crossing("name", FAMILIES)
+def test_a_loop_that_is_watched_is_the_same(name):
+  """With an edit that changes nothing, to the last bit."""
+  plain, seen = forward(name), watched(name, lambda state, k: state)
+  states = seen.trace.pop("state")
+  assert len(jax.tree.leaves(states)) == {
+    "hrm": 2, "trm": 2, "melt": 2, "sleep": 2,
+  }.get(name, 1)  # fmt: skip
+  # Two layers, eight chunks, or a window before the last one.
+  loops = {"adaptive": 2, "melt": 8}.get(name, 1) * LOOPS
+  for state in jax.tree.leaves(states):
+    assert state.shape[:2] == (loops, 3)
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, plain, seen))
+
+
+@crossing("name", FAMILIES)
+def test_the_rest_of_the_loops_go_on_from_the_state(name):
+  states = watched(name).trace["state"]
+
+  def begin(state, k):
+    first = k % LOOPS == 0
+    return jax.tree.map(lambda x, y: jnp.where(first, x[k], y), states, state)
+
+  rest = watched(name, begin, range(1, LOOPS)).trace["state"]
+
+  def last(x):
+    return x.reshape(-1, LOOPS, *x.shape[1:])[:, 1]
+
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(last(x), y, atol=1e-5),
+    states, rest,
+  )  # fmt: skip
+
+
+@crossing("name", LOOPED)
+def test_the_state_is_that_of_fewer_loops(name):
+  few, many = watched(name), watched(name, num_loops=2 * LOOPS)
+  # The last loop of these is unlike the others.
+  same = LOOPS - (name in ("disco", "ponderlm", "utm"))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x[:same], y[:same], atol=1e-5),
+    few.trace["state"], many.trace["state"],
+  )  # fmt: skip
+
+
+@crossing("name", [x for x in FAMILIES if x not in ("adaptive", "sleep")])
+def test_a_state_of_another_example_gives_its_answer(name):
+  """After the last loop or, without an input that enters again, any other."""
+  plain = watched(name)
+  states = plain.trace["state"]
+  after = 0 if name in OPEN else LOOPS - 1
+  same = slice(after, None, 1 if name in OPEN else LOOPS)
+
+  def other(state, k):
+    return jax.tree.map(
+      lambda x, y: jnp.where(k % LOOPS == after, x[k, ::-1], y), states, state
+    )
+
+  patched = watched(name, other)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(
+      x[same, ::-1], y[same], atol=1e-5
+    ),
+    states, patched.trace["state"],
+  )  # fmt: skip
+  if name != "utm":  # It answers with a weighted sum over all loops.
+    np.testing.assert_allclose(plain.logits[::-1], patched.logits, atol=1e-4)
+  assert jnp.abs(plain.logits - patched.logits).max() > 0.1
 
 
 @crossing("name", CAUSAL)

@@ -94,7 +94,7 @@ def train(model, params, data, num_steps):
   family, config = model
   rows, found = data["inputs"].shape[1], []
   carried = family.init_carried(config, SPEC, rows)
-  start = supervised.start(config.num_states, (1, 1, config.width))
+  start = supervised.start(len(config.state_names), (1, 1, config.width))
   start = data.get("start", np.stack([y[0, 0] for y in start]))
   for step in range(num_steps):
     batch = {name: data[name][step] for name in supervision.ENTRIES}

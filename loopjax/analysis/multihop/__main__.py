@@ -3,9 +3,9 @@
 Runs all analyses in order and reports those that do not apply.
 """
 
-import inspect
 import os
 import pathlib
+from typing import Any
 
 from loopjax import config as config_lib
 from loopjax.analysis.multihop import (
@@ -19,6 +19,7 @@ from loopjax.analysis.multihop import (
 )
 from loopjax.data.multihop import task as task_lib
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
+from loopjax.models import disco, looped
 from loopjax.run import user_cache, zoo
 from loopjax.run import workdir as workdir_lib
 from loopjax.saved import trained
@@ -177,9 +178,9 @@ def _check(
 
 def _why_unedited(settings: config_lib.Settings) -> str:
   """Why the state between loops cannot be edited; empty if it can be."""
-  call = inspect.signature(settings.family.Model.__call__)
-  if "edit" not in call.parameters:
-    return f"{settings.model_name} has no editable state between loops"
+  model_type: Any = settings.family.Model
+  if not issubclass(model_type, (looped.Model, disco.Model)):
+    return "equation 3 is for models of the families looped and disco"
   return "" if settings.eval_loops > 1 else "one loop has no state to edit"
 
 

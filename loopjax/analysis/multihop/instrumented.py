@@ -11,6 +11,7 @@ from flax import nnx
 
 from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.multihop.questions import Questions
+from loopjax.loop import driver
 from loopjax.nn import norm
 from loopjax.saved import trained
 from loopjax.types import Array
@@ -44,26 +45,28 @@ def at_scale(
 
 
 def blend(
-  state: Array,
+  state: dict[str, Array],
   k: Array,
   *,
   loop: Array,
   here: Array,
   alpha: Array,
   vectors: Array,
-) -> Array:
+) -> dict[str, Array]:
   """(1 - alpha) H + alpha v at some positions after one loop (equation 3).
 
   Args:
-    state: H, the state after loop k, f32 [B, T, D].
+    state: "hidden", H, the state after loop k, f32 [B, T, D].
     k: index of the loop from 0, i32 scalar.
     loop: the loop after which to replace, from 1, i32 scalar.
     here: positions to replace, bool [B, T].
     alpha: f32 scalar. 0 keeps H, 1 replaces it entirely.
     vectors: v of every example, f32 [B, D], finite.
   """
-  blended = (1 - alpha) * state + alpha * vectors[:, None, :]
-  return jnp.where(here[:, :, None] & (k + 1 == loop), blended, state)
+  hidden = state["hidden"]
+  blended = (1 - alpha) * hidden + alpha * vectors[:, None, :]
+  changes = here[:, :, None] & (k + 1 == loop)
+  return {"hidden": jnp.where(changes, blended, hidden)}
 
 
 def read_out(logits: Array, tokens: Array) -> dict[str, Array]:
@@ -216,8 +219,7 @@ def instrument(
 
   Args:
     build: function from parameters to a model that has the call, the
-      `token_embedding` and the `final_norm` of `models.looped.Model`; only
-      `answer` needs the `edit` argument of the call.
+      `token_embedding` and the `final_norm` of `models.looped.Model`.
     num_padding_tokens: ids at the end that are not real tokens.
     num_loops: K.
     batch_size: examples per device call.
@@ -335,5 +337,5 @@ def _answer(
     alpha=alpha,
     vectors=vectors,
   )
-  output = model(inputs, num_loops=num_loops, edit=edit)
+  output = model(inputs, num_loops=num_loops, kind=driver.Watched(edit))
   return jnp.argmax(output.logits[jnp.arange(len(inputs)), last], axis=-1)

@@ -17,7 +17,7 @@ from loopjax.loop import driver, halting, memory
 from loopjax.models.adaptive.config import Config
 from loopjax.nn import attention, block, linear
 from loopjax.nn.attention.cache import Cache
-from loopjax.types import Array, LoopOptions, Precision
+from loopjax.types import Array, Precision
 
 SLOTS = ("local_slots", "global_slots")  # Traces of attention to the banks.
 
@@ -41,6 +41,12 @@ class Carry(NamedTuple):
   divergence: Array
   halting: halting.HaltingState
   cache: Cache | None
+
+
+STATE = driver.Part(
+  lambda carry: {"hidden": carry.h},
+  lambda carry, state: carry._replace(h=state["hidden"]),
+)
 
 
 class Layer(nnx.Module):
@@ -91,7 +97,8 @@ class Layer(nnx.Module):
     token_weights: Array,
     num_loops: int,
     exit_threshold: float | Array,
-    options: LoopOptions,
+    kind: driver.Kind,
+    remat: str,
     trace: tuple[str, ...],
   ) -> tuple[Array, Cache | None, dict[str, Any]]:
     """Runs all iterations of the layer.
@@ -105,7 +112,7 @@ class Layer(nnx.Module):
       token_weights: weights in statistics, f32 [B, T], sum 1 per example.
       num_loops: number of iterations, at most N.
       exit_threshold: see `Model.__call__`.
-      options: how the loop is executed.
+      kind, remat: as in `loop.driver.run_loop`.
       trace: names from TRACES.
 
     Returns:
@@ -147,8 +154,9 @@ class Layer(nnx.Module):
       step,
       Carry(h, zeros, token_zeros, token_zeros, rule.init(h.shape[:2]), cache),
       num_loops,
-      kind=options.execution,
-      remat=options.remat,
+      kind=kind,
+      remat=remat,
+      part=STATE,
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )
     output, steps = carry.output, carry.steps

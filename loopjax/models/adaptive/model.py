@@ -6,7 +6,6 @@ router (equations 3 to 5). The state is enriched from a memory bank of the layer
 and from one that all layers share (equations 6 to 10).
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from flax import nnx
 from loopjax import checks, sharding
 from loopjax.errors import UserError
 from loopjax.kernels import KERNELS
-from loopjax.loop import memory
+from loopjax.loop import driver, memory
 from loopjax.losses import tokens as token_losses
 from loopjax.models import causal
 from loopjax.models.adaptive.config import WHY_NO_MORE, Config
@@ -78,7 +77,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: Cache | None = None,
@@ -110,7 +109,6 @@ class Model(nnx.Module):
     is_number = isinstance(exit_threshold, int | float)
     if is_number and not 0 < exit_threshold <= 1:
       raise UserError(f"exit_threshold={exit_threshold} must be in (0, 1]")
-    options = dataclasses.replace(self.options, execution=kind)
     bank = self.global_bank if config.num_global_slots else None
     # Padding is excluded from statistics.
     real = inputs < self.spec.num_tokens
@@ -133,7 +131,8 @@ class Model(nnx.Module):
         token_weights,
         num_loops,
         exit_threshold,
-        options,
+        driver.later(kind, index * num_loops),
+        self.options.remat,
         trace,
       )
       return (x, cache), record
@@ -169,6 +168,8 @@ class Model(nnx.Module):
     for name in SLOTS:
       if name in records:
         traces[name] = jnp.moveaxis(records[name], 0, 2)
+    if driver.STATE in records:
+      traces |= driver.in_order(records[driver.STATE])
     scales = jax.vmap(Layer.scales)(self.layers)[:, :num_loops]
     losses = {"ponder": (jnp.mean(steps) - 1) / max(num_loops - 1, 1)}  # (12)
     if self.config.ponder_prior:

@@ -146,6 +146,19 @@ class State(NamedTuple):
   key_values: Any
 
 
+# After the last loop of a chunk, an edit changes what is read out of it, and
+# not what later chunks read.
+STATE = driver.Part(
+  lambda state: {
+    "hidden": state.hidden,
+    "latents": jnp.moveaxis(state.latents, 0, 1),
+  },
+  lambda old, state: old._replace(
+    hidden=state["hidden"], latents=jnp.moveaxis(state["latents"], 1, 0)
+  ),
+)
+
+
 def gate_values(layer: Layer, mode: str, t: Array, x: Array, h: Array) -> Array:
   """z_t, f32: [B, S, D]; [B, S, 1] of a scalar gate; as t of a fixed gate.
 
@@ -336,7 +349,8 @@ def run_chunk(
     lambda state, t: one_loop(stack, options, chunk, state, t, history),
     State(hidden, stack.no_latents(hidden), empty),
     options.num_loops,
-    kind=options.kind,
+    kind=driver.later(options.kind, num_before // size * options.num_loops),
+    part=STATE,
   )
   if keeps_key_values:
     # All loops over later chunks see those of the last loop.
@@ -376,7 +390,8 @@ def run(
     "hidden_norm" [K]; if `attention` is given, "squared_distance", the mean
     over features of the squared distance from it, f32 [K, L, B, T]; and those
     that `options.keep` names: "hidden" [K, B, T, D]; "attention", the output
-    of attention before any norm, and "inputs", x_t, both [K, L, B, T, D].
+    of attention before any norm, and "inputs", x_t, both [K, L, B, T, D]. Of a
+    watched loop also "state", of each chunk, see `driver.Watched`.
   """
   batch, num_tokens, _ = hidden.shape
   size = options.chunk_size or num_tokens
@@ -400,7 +415,9 @@ def run(
     axes = axes._replace(tables=0, documents=1, targets=3)
     split = functools.partial(chunks.split, num_chunks)
     loops = 1 if alpha is None else options.num_loops
-    (outputs, records), _ = chunks.run(
+    # A closure, such as an edit, has a gradient in the plain loop only.
+    watched = isinstance(options.kind, driver.Watched)
+    (outputs, records), _ = (chunks.run_plainly if watched else chunks.run)(
       step,
       stack,
       split(1, hidden),
@@ -411,8 +428,10 @@ def run(
       "hidden": 2, "attention": 3, "inputs": 3, "squared_distance": 3,
     }  # fmt: skip
     norms = jnp.mean(records.pop("hidden_norm"), axis=0)
+    states = driver.in_order(records.pop(driver.STATE)) if watched else {}
     records = {k: chunks.join(token_axes[k], x) for k, x in records.items()}
-    outputs, records["hidden_norm"] = chunks.join(1, outputs), norms
+    records |= {"hidden_norm": norms, **states}
+    outputs = chunks.join(1, outputs)
   return outputs, records
 
 

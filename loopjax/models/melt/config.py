@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from loopjax import checks
 from loopjax.errors import UserError
+from loopjax.loop import driver
 from loopjax.models import starting
 from loopjax.nn import block, stack
 from loopjax.protocols import Start
@@ -146,7 +147,7 @@ class Options(NamedTuple):
   gate: str
   num_loops: int
   rope_base: float
-  kind: str = "scan"
+  kind: driver.Kind = "scan"
   remat: str = "none"
   keep: tuple[str, ...] = ()
   chunk_size: int = 0

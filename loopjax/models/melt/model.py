@@ -69,7 +69,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
   ) -> Output:
@@ -102,7 +102,7 @@ class Model(nnx.Module):
       documents=documents,
     )
     hidden = hidden[:, :num_tokens]
-    traced = {}
+    traced = {name: records[name] for name in records if name == driver.STATE}
     if trace:
       by_loop = records["hidden"][:, :, :num_tokens]
       traced["hidden"] = by_loop
@@ -127,7 +127,7 @@ class Model(nnx.Module):
   def pass_options(
     self,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     keep: tuple[str, ...] = (),
   ) -> Options:
     """Options of `algorithm.run` with one chunk; defaults from the config."""

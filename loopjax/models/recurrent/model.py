@@ -77,7 +77,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
     documents: Array | None = None,
     cache: PartsCache | None = None,
@@ -123,7 +123,7 @@ class Model(nnx.Module):
 
     first = state, core_cache
     (hidden, new_core), records, steps_run = driver.run_loop(
-      step, first, call.num_loops, kind=call.kind
+      step, first, call.num_loops, kind=call.kind, part=causal.STATE
     )
     new_cache = None if cache is None else cache._replace(core=new_core)
     output, new_cache = self.finish(call, hidden, new_cache)

@@ -53,6 +53,22 @@ TRACES = ("hidden",)
 Carry = tuple[Array, hybrid.Memory]  # h and S of a pass.
 
 
+def _read_state(carry: Carry) -> dict[str, Array]:
+  """h [B, L, D] and S [B, groups, layers, H, d_k, d_v]."""
+  hidden, memory = carry
+  fast = jnp.moveaxis(memory.state.fast, 2, 0)
+  return {"hidden": hidden, "fast_weights": fast}
+
+
+def _write_state(carry: Carry, state: dict[str, Array]) -> Carry:
+  memory, fast = carry[1], jnp.moveaxis(state["fast_weights"], 0, 2)
+  layers = memory.state._replace(fast=fast)
+  return state["hidden"], memory._replace(state=layers)
+
+
+STATE = driver.Part(_read_state, _write_state)
+
+
 class Tokens(NamedTuple):
   """Embedded tokens.
 
@@ -116,7 +132,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
   ) -> Output:
     """Reads windows, sleeps over each, and predicts (algorithm 1).
@@ -144,14 +160,20 @@ class Model(nnx.Module):
     num_passes = checks.num_loops(self.config, num_loops)
     kind = kind or self.options.execution
     slept, last = split(self.embed(inputs), self.config.window)
+
+    def sleep(state: WindowState, item: Any) -> Any:
+      number, window = item
+      passes = driver.later(kind, number * num_passes)
+      return self.sleep(state, window, num_passes, passes, trace)
+
     state, records = remat.scan(
-      lambda state, window: self.sleep(state, window, num_passes, kind, trace),
+      sleep,
       self.empty_state(
         len(inputs),
         num_past=self.config.num_past,
         carry_convolutions=self.config.carry_convolutions,
       ),
-      slept,
+      (jnp.arange(len(slept.hidden)), slept),
       unroll=kind == "unroll",
     )
     hidden, _ = self.awake(state, last, kind)
@@ -161,6 +183,7 @@ class Model(nnx.Module):
       hidden = jnp.concatenate([windows.join(records.pop("awake")), hidden], 1)
     traces = checks.recorded(records, trace)
     records = {name: x for name, x in records.items() if name not in traces}
+    states = traces.pop(driver.STATE, None)
     num_tokens = jnp.maximum(jnp.sum(records.pop("num_tokens"), axis=0), 1)
     if not len(slept.hidden):
       records = {}  # Without windows there is nothing to average.
@@ -174,7 +197,8 @@ class Model(nnx.Module):
       },
       trace={  # [W, N, B, L, D] -> [N, B, W L, D]
         name: jax.vmap(windows.join, 1)(value) for name, value in traces.items()
-      },
+      }
+      | ({} if states is None else driver.in_order(states)),
       hidden=self.readout_input(hidden),
     )
 
@@ -183,7 +207,7 @@ class Model(nnx.Module):
     state: WindowState,
     tokens: Tokens,
     num_passes: int,
-    kind: str,
+    kind: driver.Kind,
     trace: tuple[str, ...] = (),
   ) -> tuple[WindowState, dict[str, Array]]:
     """N passes over a window, and its eviction (algorithm 1, lines 6 to 8).
@@ -255,7 +279,7 @@ class Model(nnx.Module):
     return jnp.where(n > 0, next_input, hidden), start._replace(fast=fast)
 
   def awake(
-    self, state: WindowState, tokens: Tokens, kind: str = "scan"
+    self, state: WindowState, tokens: Tokens, kind: driver.Kind = "scan"
   ) -> tuple[Array, WindowState]:
     """Reads tokens in one pass: the answer (line 10), or the last tokens.
 
@@ -352,7 +376,7 @@ def run_passes(
   one_pass: Any,
   carry: Carry,
   num_passes: int,
-  kind: str,
+  kind: driver.Kind,
   *,
   want_first: bool,
 ) -> tuple[Carry | None, Carry, dict[str, Array]]:
@@ -370,6 +394,7 @@ def run_passes(
     cut_fn=functools.partial(cut, config),
     want_first=want_first,
     kind=kind,
+    part=STATE,
   )
 
 

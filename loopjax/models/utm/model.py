@@ -59,6 +59,13 @@ class Carry(NamedTuple):
   halting: halting.HaltingState
 
 
+# Memory tokens, then cells.
+STATE = driver.Part(
+  lambda carry: {"hidden": carry.hidden},
+  lambda carry, state: carry._replace(hidden=state["hidden"]),
+)
+
+
 class Model(nnx.Module):
   """The universal transformer with memory tokens."""
 
@@ -96,7 +103,7 @@ class Model(nnx.Module):
     inputs: Array,
     *,
     num_loops: int | None = None,
-    kind: str | None = None,
+    kind: driver.Kind | None = None,
     trace: tuple[str, ...] = (),
   ) -> Output:
     """Predicts every cell at once (sections 2.1 and 2.2).
@@ -159,6 +166,7 @@ class Model(nnx.Module):
       start,
       num_loops,
       kind=kind or self.options.execution,
+      part=STATE,
       remat=self.options.remat,
       done_fn=lambda carry: jnp.all(carry.halting.halted),
     )
