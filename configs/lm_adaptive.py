@@ -44,7 +44,7 @@ PRESETS = {
     "model": {"precision": "bfloat16"},
     # Residuals of 36 copies of the block need no stacks, of loops and of
     # layers.
-    "loop": {"execution": "unroll"},
+    "loop": {"execution": "unroll", "remat": "dots_no_batch"},
     "optim": {
       "learning_rate": 3e-3, "warmup_steps": 1000, "b2": 0.95, "eps": 1e-10,
       "weight_decay": 0.1, "decay": "matrices", "ema_decay": 0.0,
@@ -62,6 +62,7 @@ PRESETS = {
       "width": 512, "num_layers": 8, "num_heads": 8, "num_local_slots": 512,
       "num_global_slots": 256,
     },
+    "loop": {"remat": "dots_no_batch"},
     "run": {"num_steps": 5000, "batch_size": 64},
     "eval": {"every": 500},
   }),
@@ -73,7 +74,7 @@ PRESETS = {
     "model": {
       "num_local_slots": 8, "num_global_slots": 4, "precision": "float32",
     },
-    "loop": {"execution": "scan"},
+    "loop": {"execution": "scan", "remat": "auto"},
     "optim": {"warmup_steps": 2},
     "run": {"num_microbatches": 1},
   }),

@@ -39,6 +39,7 @@ PRESETS = {
       "gate": "learned", "top_k": 128, "rope_base": 1e6,
       "precision": "bfloat16",
     },
+    "loop": {"remat": "dots_no_batch"},
     "optim": {
       "name": "muon", "learning_rate": 3e-3, "muon_learning_rate": 3e-3,
       "schedule": "linear", "warmup_steps": 1000, "b2": 0.95, "eps": 1e-15,

@@ -38,6 +38,7 @@ PRESETS = {
       "exit_gate": "joint", "entropy_weight": 0.05, "rope_base": 1e4,
       "precision": "bfloat16",
     },
+    "loop": {"remat": "dots_no_batch"},
     "optim": {
       "learning_rate": 3e-4, "schedule": "constant", "warmup_steps": 0,
       "b2": 0.95, "weight_decay": 0.1, "decay": "tables", "ema_decay": 0.0,
@@ -50,7 +51,9 @@ PRESETS = {
              "depth_factor": 0},
   },
   "looplm_1_4b": {},
-  "looplm_2_6b": {"model": {"num_layers": 48}},
+  "looplm_2_6b": {
+    "model": {"num_layers": 48}, "loop": {"remat": "outputs"},
+  },
   "gpu": presets.merged(
     _TINY, _COMMON["LM_GPU"], {"model": {"num_layers": 12}}
   ),

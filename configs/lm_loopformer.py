@@ -35,6 +35,7 @@ PRESETS = {
       "mlp_ratio": 2.5, "num_loops": 8, "init_std": 0.02,
       "short_weight": 0.1, "consistency_weight": 0.1, "precision": "bfloat16",
     },
+    "loop": {"remat": "outputs"},
     "optim": {
       "name": "adamw", "learning_rate": 6e-4, "final_learning_rate": 6e-5,
       "schedule": "cosine", "warmup_steps": 2000, "b2": 0.95,

@@ -33,15 +33,18 @@ PRESETS = {
   "paper": {
     "task": {"num_train_mazes": 1000, "augment": True},
     "model": {"num_latent_steps": 4},
+    "loop": {"remat": "outputs"},
     "optim": _PEER["optim"],
     "run": {**_PEER["run"], "num_steps": 65_104, "batch_size": 768},
     "eval": {"every": 4000, "depth_factor": 0},
   },
   "gpu": {
     "task": _STREAM,
+    "loop": {"remat": "dots_no_batch"},
     "run": {"num_steps": 20_000, "batch_size": 128},
   },
   "tiny": {
+    "loop": {"remat": "auto"},
     "task": {**_STREAM, "size": 8, "min_path": 1},
     "model": {
       **_TINY["model"], "num_cycles": 2, "num_latent_steps": 3, **_MLP,
@@ -52,6 +55,7 @@ PRESETS = {
     "eval": {"every": 500, "num_examples": 256, "depth_factor": 2},
   },
   "smoke": presets.merged(_COMMON["SMOKE"], {
+    "loop": {"remat": "auto"},
     "task": {"size": 8, "min_path": 6, "num_train_mazes": 0, "augment": False,
              "num_eval_examples": 64},
     "model": {

@@ -17,6 +17,7 @@ from loopjax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
+GATHER = ("step", "weights", "use")  # From the most memory to the least.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +32,25 @@ class Config:
     min_split_size: parameters with fewer elements are replicated, as splitting
       them would cost more communication than it saves memory; larger ones must
       be split if fsdp or tensor is more than 1.
+    gather: when parameters that fsdp splits are gathered: "step", once a step,
+      and each device sums its gradients, which are reduced once; "weights",
+      once a step, with gradients reduced wherever they arise; "use", wherever
+      a parameter is used, as always with tensor. Each of them needs less memory
+      than the one before, and more communication.
   """
 
   data: int = -1
   fsdp: int = 1
   tensor: int = 1
   min_split_size: int = 2**16
+  gather: str = "step"
 
   def __post_init__(self) -> None:
     checks.plain_values("mesh", self)
+    checks.one_of("mesh", self, gather=GATHER)
     checks.at_least("mesh", self, min_split_size=1)
+    if self.tensor > 1:
+      checks.without_effect("mesh", self, "tensor", "gather")
     sizes = [getattr(self, axis) for axis in AXES]
     if sizes.count(-1) > 1 or min(sizes) < -1 or 0 in sizes:
       raise UserError(

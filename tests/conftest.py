@@ -161,11 +161,11 @@ def programs():
 
   make, step, made, steps = program.make_program, evaluate._step, {}, {}
 
-  def make_once(settings, devices=None, teacher=None, memory=None):
+  def make_once(settings, devices=None, teacher=None):
     parts = [settings, teacher] if teacher else [settings]
-    key = str((parts, [x.family.loss for x in parts], devices, memory))
+    key = str((parts, [x.family.loss for x in parts], devices))
     if key not in made:
-      made[key] = make(settings, devices, teacher, memory)
+      made[key] = make(settings, devices, teacher)
     return made[key]
 
   def step_once(one):

@@ -9,7 +9,6 @@ import jax
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
-from loopjax import sharding
 from loopjax.fit.topology import Machine, quiet_stderr
 from loopjax.program import teacher as teacher_lib
 from loopjax.run import profiling
@@ -58,11 +57,7 @@ def measure(settings: config_lib.Settings, machine: Machine) -> Measured:
   settings.check_trains()
   settings.check_schedule()
   teacher = teacher_lib.read(settings)
-  mesh = sharding.make_mesh(settings.mesh, machine.devices)
-  settings = program_lib.with_remat(settings, mesh, machine.memory, teacher)
-  program = program_lib.make_program(
-    settings, machine.devices, teacher, machine.memory
-  )
+  program = program_lib.make_program(settings, machine.devices, teacher)
   program_lib.check_step(program)
   batches = program_lib.abstract_batches(settings, program.mesh)
   state = program.abstract_state
@@ -98,9 +93,9 @@ def measure(settings: config_lib.Settings, machine: Machine) -> Measured:
     memory=memory,
     compiled=compiled,
     refusal=refusal,
-    flops=settings.run.batch_size * per_example / mesh.size,
-    mesh=dict(mesh.shape),
-    remat=settings.loop.remat,
+    flops=settings.run.batch_size * per_example / program.mesh.size,
+    mesh=dict(program.mesh.shape),
+    remat=program.settings.loop.remat,
     seconds=time.monotonic() - started,
   )
 

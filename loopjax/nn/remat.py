@@ -12,31 +12,29 @@ Carry = TypeVar("Carry")
 _POLICIES = jax.checkpoint_policies
 # Names of an attention kernel's residuals, see `attend_to`.
 _FLASH = _POLICIES.save_only_these_names("flash")
+# From the one that keeps the most to the one that recomputes the most.
 POLICIES: dict[str, Any] = {
   "none": None,
-  "full": _POLICIES.nothing_saveable,
   "dots": _POLICIES.save_from_both_policies(_POLICIES.dots_saveable, _FLASH),
   "dots_no_batch": _POLICIES.save_from_both_policies(
     _POLICIES.dots_with_no_batch_dims_saveable, _FLASH
   ),
   "outputs": _POLICIES.save_only_these_names("attention", "mlp"),
+  "full": _POLICIES.nothing_saveable,
 }
-# From the policy that keeps the most to the one that recomputes the most.
-ORDER = ("none", "dots", "dots_no_batch", "outputs", "full")
-# The fastest policy by platform (see benchmarks/results/); on others, the first
-# of ON_ACCELERATORS that fits in memory, see `program.room`. CPUs are
-# memory-bound: recomputing also saves time there. On accelerators, "none"
-# stores and loads float32 intermediates that other policies recompute within
-# the operations that use them.
+# "auto": the fastest policy by platform (see benchmarks/results/), if memory
+# suffices. CPUs are memory-bound: recomputing also saves time there. On
+# accelerators, "none" stores and loads float32 intermediates that "dots"
+# recomputes within the operations that use them.
 AUTO = {"cpu": "dots_no_batch"}
-ON_ACCELERATORS = ORDER[1:]
+_ON_ACCELERATORS = "dots"
 
 
 def resolve(options: LoopOptions, platform: str) -> LoopOptions:
-  """The options with remat="auto" replaced by the platform's, or by "dots"."""
+  """The options with the platform's policy for remat="auto"."""
   if options.remat != "auto":
     return options
-  policy = AUTO.get(platform, ON_ACCELERATORS[0])
+  policy = AUTO.get(platform, _ON_ACCELERATORS)
   return dataclasses.replace(options, remat=policy)
 
 

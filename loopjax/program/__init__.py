@@ -10,4 +10,3 @@ from loopjax.program.build import make_program as make_program
 from loopjax.program.build import on_mesh as on_mesh
 from loopjax.program.fresh import abstract_model as abstract_model
 from loopjax.program.fresh import fresh_state as fresh_state
-from loopjax.program.room import with_remat as with_remat

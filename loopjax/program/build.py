@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.errors import UserError
-from loopjax.nn import lora
+from loopjax.nn import lora, remat
 from loopjax.optim import chain, parameters
-from loopjax.program import gradients, room, step, tree_size
+from loopjax.program import gradients, step, tree_size
 from loopjax.program.fresh import abstract_model, fresh_state
 from loopjax.program.layout import (
   casts_parameters,
@@ -84,7 +84,6 @@ def make_program(
   settings: config_lib.Settings,
   devices: Sequence[Any] | None = None,
   teacher: config_lib.Settings | None = None,
-  memory: int | None = None,
 ) -> Program:
   """Traces the model and determines the sharding of the train state.
 
@@ -92,8 +91,6 @@ def make_program(
     settings: the run's settings.
     devices: the devices to run on; all devices if None.
     teacher: settings of the teacher's run; None without a teacher.
-    memory: bytes of memory per device for loop.remat="auto"; None queries the
-      device.
 
   Raises:
     UserError: the mesh does not fit the batches or the parameters, or
@@ -101,7 +98,8 @@ def make_program(
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   _check_mesh(settings, mesh)
-  settings = room.with_remat(settings, mesh, memory, teacher)
+  platform = mesh.devices.flat[0].platform
+  settings = settings._replace(loop=remat.resolve(settings.loop, platform))
   family = settings.family
   graphdef, model_params = abstract_model(settings)
   parameters.check_registered(model_params)
@@ -129,7 +127,8 @@ def make_program(
   )
   teacher_shardings = params_sharding(teacher_params)
   layout = gradients.Layout(
-    gather=room.gathering(settings, mesh, memory),
+    # Also split within examples, a compiler would reshard by copying it all.
+    gather="use" if mesh.shape["tensor"] > 1 else settings.mesh.gather,
     casts=casts_parameters(settings) or casts_parameters(teacher),
     params=specs_of(params_sharding(adapted)),
     frozen=(specs_of(teacher_shardings), specs_of(params_sharding(frozen))),
@@ -159,7 +158,7 @@ def make_program(
       train,
       donate_argnums=() if settings.run.debug_nans else 0,
       out_shardings=(shardings, sharding.replicated(mesh)),
-      compiler_options=COMPILER_OPTIONS.get(mesh.devices.flat[0].platform),
+      compiler_options=COMPILER_OPTIONS.get(platform),
     ),
     uncompiled=train,
     abstract_state=with_shardings(shapes, shardings),

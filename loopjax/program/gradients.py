@@ -16,10 +16,7 @@ class Layout(NamedTuple):
   """How parameters are gathered and cast for the loops.
 
   Attributes:
-    gather: when split parameters are gathered: "step", once per step, with
-      gradients accumulated on each device and reduced once; "weights", once per
-      step, with gradients reduced wherever they arise; "use", wherever a
-      parameter is used. See `room.gathering`.
+    gather: when split parameters are gathered, see `sharding.Config`.
     casts: whether products use parameters in a dtype other than the stored one.
     params: PartitionSpecs of the parameters that have gradients.
     frozen: PartitionSpecs of the others, a prefix of their tree.

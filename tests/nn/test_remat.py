@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from tests_support import load_config
 
 from loopjax import config as config_lib
@@ -27,6 +28,29 @@ def test_programs_keep_what_suits_their_devices():
   assert made.settings.loop.remat == remat.AUTO["cpu"]
   graphdef, _ = program.abstract_model(made.settings)
   assert made.graphdef == graphdef
+
+
+@pytest.mark.long
+def test_policies_are_ordered_by_what_they_keep():
+  def kept(policy):
+    config = load_config("lm_looped", "smoke")
+    config_lib.override(config, {"loop.remat": policy})
+    settings = config_lib.resolve(config)
+    graphdef, params = program.abstract_model(settings)
+    batch = settings.task_module.abstract_batch(settings.task, 4)
+
+    def backward(params, inputs):
+      def outputs(params):
+        model = nnx.merge(graphdef, params)
+        return model(inputs, num_loops=3, kind="scan").hidden
+
+      return jax.vjp(outputs, params)[1]
+
+    shapes = jax.eval_shape(backward, params, batch["inputs"])
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+  sizes = [kept(policy) for policy in remat.POLICIES]
+  assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize("prevent_cse", [True, False])

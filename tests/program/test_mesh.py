@@ -27,7 +27,7 @@ from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.optim import parameters
-from loopjax.program import build, copies, room
+from loopjax.program import build, copies
 
 MESHES = {
   "data": (8, 1, 1),
@@ -251,9 +251,9 @@ def test_no_collective_grows_with_the_number_of_devices(name):
 
 
 @crossing("gather", ["weights", "use"])
-def test_less_memory_gathers_more_often(gather, monkeypatch):
-  monkeypatch.setattr(room, "gathering", lambda *_: gather)
-  settings = make("looped", (1, 8, 1), 1, BFLOAT16)
+def test_what_gathers_in_less_memory_gathers_more_often(gather):
+  more = {**BFLOAT16, "mesh.gather": gather}
+  settings = make("looped", (1, 8, 1), 1, more)
   traffic, weights = traffic_of(settings, 8)
   once = traffic.num_bytes["all-gather"] <= 1.2 * 2 * weights
   assert once == (gather == "weights")
