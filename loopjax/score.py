@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(options: Any) -> int:
   """Prints the differences from the model of --compare."""
   from loopjax.run import user_cache  # Takes long, as do the next.
-  from loopjax.train import compare
+  from loopjax.train import score
 
   if options.workdir is None:
     raise UserError("--compare needs RUN; --config=FILE does not name it")
@@ -84,7 +84,7 @@ def _compare(options: Any) -> int:
   source, reference = local_path(options.workdir), local_path(other)
   if source.resolve() == reference.resolve():
     raise UserError(f"--compare={options.compare} is the run itself")
-  found = compare.compare_models(
+  found = score.compare_models(
     options.config, source, reference, options.overrides, options.limit
   )
   rows = [("score", str(source), str(reference), "difference", "95 %", "p")]

@@ -68,7 +68,7 @@ def start(module, arguments, directory):
     own = mock.patch("loopjax.config.config_of_run", return_value=made)
     work = _BEGINS[module]
     if any(x.startswith("--compare=") for x in arguments):
-      work = "loopjax.train.compare.compare_models"
+      work = "loopjax.train.score.compare_models"
     if "--mode=eval" in arguments:
       work = "loopjax.train.score.score_model"
     begin = mock.patch(work, side_effect=Begun)

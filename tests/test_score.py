@@ -17,7 +17,6 @@ from loopjax import score
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.saved import trained
-from loopjax.train import compare
 from loopjax.train import score as score_lib
 from loopjax.train.score import score_model
 
@@ -225,12 +224,12 @@ def test_two_models_are_compared_on_the_same_examples(
 
 def test_a_score_that_is_not_finite_is_not_compared(monkeypatch, tmp_path):
   scores = {"loss": (np.array([1.0, np.nan, 2.0]), np.ones(3))}
-  monkeypatch.setattr(compare, "_of_examples", lambda *_: ({}, scores))
+  monkeypatch.setattr(score_lib, "_of_examples", lambda *_: ({}, scores))
   monkeypatch.chdir(tmp_path)
   source = pathlib.Path("zoo:sudoku_6x6")
   config = config_lib.config_of_run(source, str(source))
   with pytest.raises(UserError, match="loss of an example is not finite"):
-    compare.compare_models(config, source, source, {})
+    score_lib.compare_models(config, source, source, {})
 
 
 def test_a_run_is_not_compared_with_a_link_to_it(tmp_path, monkeypatch, capsys):

@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
 from loopjax.errors import NO_READER, UserError
 from loopjax.program import step as step_lib
-from loopjax.program import teacher as teacher_lib
 from loopjax.program.step import BadSteps
 from loopjax.run import metrics, preemption, profiling
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
@@ -27,8 +26,8 @@ from loopjax.train import evaluate
 from loopjax.types import Dataset
 
 
-class RunContext(NamedTuple):
-  """Everything that one start, or restart, of a run needs.
+class Parts(NamedTuple):
+  """The parts of a run that stay the same from step to step.
 
   Attributes:
     program: settings, compiled functions and the layout of the state.
@@ -36,6 +35,7 @@ class RunContext(NamedTuple):
     checkpoints: the run's checkpoints.
     evaluator: (params, split, num_examples) -> scores.
     notice: whether the run was asked to stop.
+    writer: writer of the metrics.
     workdir: the run's work directory.
   """
 
@@ -44,6 +44,7 @@ class RunContext(NamedTuple):
   checkpoints: checkpoint_lib.Checkpoints
   evaluator: evaluate.Evaluator
   notice: preemption.Notice
+  writer: metrics.Writer
   workdir: pathlib.Path
 
 
@@ -55,46 +56,46 @@ class Outcome(NamedTuple):
     reason: one line if it diverged, or ended before its last step; else "".
     costs: "compile_seconds" and "memory_bytes" of this start's training call;
       empty if no step was taken.
+    failed: names of the figures that could not be drawn.
   """
 
   status: str
   reason: str
   costs: dict[str, Any]
+  failed: Sequence[str] = ()
 
 
 @jax.transfer_guard("disallow")  # A transfer would stall every step.
 def train(
-  context: RunContext,
+  parts: Parts,
   state: step_lib.TrainState,
-  teacher: teacher_lib.TeacherParams,
+  teacher_params: Any,
   meta: Mapping[str, Any],
-  writer: metrics.Writer,
   started: float,
   mode: str,
 ) -> tuple[step_lib.TrainState, Outcome]:
   """Trains until the last step, or until something ends it.
 
   Args:
-    context: everything that this start of the run needs.
+    parts: the parts of the run.
     state: the train state; donated to the first step.
-    teacher: the teacher's parameters.
+    teacher_params: the teacher's parameters; {} without a teacher.
     meta: what a checkpoint stores besides this state, see `procedure`.
-    writer: writer of the metrics.
     started: `time.monotonic` of a start without interruptions.
     mode: "train" or "train_and_eval".
   """
-  settings, options = context.program.settings, context.program.settings.run
+  program, writer = parts.program, parts.writer
+  settings, options = program.settings, program.settings.run
   step, steps_per_call = int(jax.device_get(state.step)), options.steps_per_call
   pending = [_floats(row) for row in meta["pending"]]
-  rows = context.datasets["train"].batches
+  rows = parts.datasets["train"].batches
   groups = stacked(
     pipeline.iterate(rows, start=meta["batches"]), steps_per_call
   )
   clock, ahead = metrics.Clock(), meta["batches"] - step
   compiled, costs = None, dict[str, Any]()
-  mesh, batch_size = context.program.mesh, options.batch_size
   steps = profiling.step_range(options.profile_steps, options.num_steps)
-  tracer = profiling.Tracer(steps, context.workdir / "profile")
+  tracer = profiling.Tracer(steps, parts.workdir / "profile")
 
   @jax.transfer_guard("allow")
   def save() -> None:
@@ -102,25 +103,27 @@ def train(
       return  # No step would change it; a restart repeats the bad steps.
     entries = {**meta, "batches": step + ahead, "pending": _lists(pending)}
     entries["wall_seconds"] = time.monotonic() - started
-    context.checkpoints.save(step, state, entries)
+    parts.checkpoints.save(step, state, entries)
+
+  def next_batches() -> Any:
+    return sharding.put_batch(
+      program.mesh, next(groups), options.batch_size, stacked=True
+    )
 
   try:
     while True:
       # A run resumed from a checkpoint of this step evaluates again.
       if mode == "train_and_eval" and evaluation_is_due(settings, step):
-        _evaluate(context, state, step, writer)
+        _evaluate(parts, state, step)
         clock.reset()
-      reason = no_better(options, context.checkpoints.scores, step)
+      reason = no_better(options, parts.checkpoints.scores, step)
       if reason or step == options.num_steps:
         save()  # Unless it is.
         return state, Outcome("completed", reason, costs)
-      context.notice.check()
-      batches = clock.wait(
-        lambda: sharding.put_batch(mesh, next(groups), batch_size, stacked=True)
-      )
-      arguments = state, batches, teacher.params
+      parts.notice.check()
+      arguments = state, clock.wait(next_batches), teacher_params
       if compiled is None:
-        compiled, costs = _compile(context.program, arguments, writer)
+        compiled, costs = _compile(program, arguments, writer)
         clock.reset()
       call = range(step, step + steps_per_call)
       tracer.before(call)
@@ -131,13 +134,13 @@ def train(
       step += steps_per_call
       clock.count(steps_per_call)
       if options.debug_nans and not np.all(jax.device_get(record["accepted"])):
-        reason = find_nan(context.program.uncompiled, *arguments)
+        reason = find_nan(program.uncompiled, *arguments)
         return state, Outcome("diverged", reason, costs)
       is_last = step == options.num_steps
       # Metrics are logged before an evaluation that may end the run.
       ending = options.stop_after and evaluation_is_due(settings, step)
       if is_last or ending or step % options.log_every == 0:
-        reason = _log(context, step, state, pending, writer, clock)
+        reason = _log(parts, step, state, pending, clock)
         pending = []
         if reason:
           return state, Outcome("diverged", reason, costs)
@@ -206,22 +209,17 @@ def no_better(
 
 
 @jax.transfer_guard("allow")
-def _evaluate(
-  context: RunContext,
-  state: step_lib.TrainState,
-  step: int,
-  writer: metrics.Writer,
-) -> None:
+def _evaluate(parts: Parts, state: step_lib.TrainState, step: int) -> None:
   """Evaluates during training and records the score of the checkpoint."""
-  settings = context.program.settings
+  settings = parts.program.settings
   options = settings.run
-  scores = context.evaluator(
-    context.program.scored_params(state),
+  scores = parts.evaluator(
+    parts.program.scored_params(state),
     "validation",
     settings.eval.num_examples,
   )
   for split, values in scores.items():
-    writer.write(step, split, values)
+    parts.writer.write(step, split, values)
   rows = [
     {"step": step, "split": split, **row} for split, row in scores.items()
   ]
@@ -232,7 +230,7 @@ def _evaluate(
       f"run.best_metric={options.best_metric!r}: no evaluated example counts"
       f" for it; eval.num_examples={settings.eval.num_examples}"
     )
-  context.checkpoints.scores |= best
+  parts.checkpoints.scores |= best
 
 
 @jax.transfer_guard("allow")
@@ -260,25 +258,23 @@ def _compile(
 
 @jax.transfer_guard("allow")
 def _log(
-  context: RunContext,
+  parts: Parts,
   step: int,
   state: step_lib.TrainState,
   pending: list[Mapping[str, Any]],
-  writer: metrics.Writer,
   clock: metrics.Clock,
 ) -> str:
-  """Writes the mean of every metric over the good steps since the last row.
+  """Writes means over the good steps since the last row of the log.
 
-  Returns:
-    One line if training has diverged, else "".
+  Returns one line if training has diverged, else "".
   """
-  program = context.program
+  program = parts.program
   # The only read from the device.
   count = optax.tree.get_all_with_path(state.opt_state, "count")[0][1]
   rows, bad, taken = jax.device_get((pending, state.bad, count))
   flops = profiling.training_flops(program.costs)
   rates = clock.rates(program.settings.run.batch_size)
-  writer.write(
+  parts.writer.write(
     step,
     "train",
     {

@@ -1,23 +1,31 @@
-"""Scores a trained model: any of its checkpoints, on any data of its task."""
+"""Scores trained models: any checkpoint, on any data of its task."""
 
 import dataclasses
 import math
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.errors import UserError
-from loopjax.run import metrics, preemption, processes, provenance, zoo
+from loopjax.run import (
+  metrics,
+  preemption,
+  processes,
+  provenance,
+  statistics,
+  zoo,
+)
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity, restore
-from loopjax.train import evaluate, procedure, scoring
+from loopjax.train import evaluate, procedure
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset, TaskSpec
 
@@ -25,7 +33,7 @@ from loopjax.types import Dataset, TaskSpec
 def score_model(
   config: ml_collections.ConfigDict,
   source: pathlib.Path,
-  finish: scoring.Finish = scoring.nothing,
+  finish: procedure.Finish = procedure.nothing,
   limit: int = 0,
 ) -> dict[str, Any]:
   """Scores a checkpoint of a trained model; returns the summary.
@@ -37,7 +45,7 @@ def score_model(
     config: the model's config; settings of the evaluation and of the data may
       differ.
     source: a work directory, or zoo:NAME.
-    finish: as in `run`.
+    finish: as in `train.run`.
     limit: number of examples, rounded up to whole batches; 0 for all.
 
   Raises:
@@ -47,17 +55,137 @@ def score_model(
   settings, workdir = config_lib.resolve(config), zoo.output(source)
   environment, notice = provenance.environment(), preemption.Notice()
   program, dataset = prepare(settings, source, limit)
-  split = settings.eval.split
+  split, directory = settings.eval.split, workdir / "evaluation"
+  evaluator = evaluate.make_evaluator(program, {split: dataset}, notice.check)
   with workdir_lib.locked(workdir), notice.listening():
-    evaluator = evaluate.make_evaluator(program, {split: dataset}, notice.check)
-    directory = workdir / "evaluation"
-    summary = _score_checkpoint(
-      program, dataset, evaluator, source, directory, finish
-    )
-    summary |= environment
-    if summary["status"] == "completed":  # Otherwise earlier scores remain.
-      scoring.write(directory, settings, summary)
+    started, folder = time.monotonic(), zoo.located(source)
+    rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
+    step, params = chosen_params(program, source)
+    _compare_data(folder, step, settings, dataset)
+    values: dict[str, float] = {}
+    failed: list[str] = []
+    try:
+      found = evaluator(params, split)
+      for part, scores in found.items():
+        values |= metrics.named(part, scores)
+      figures = directory / "figures"
+      extras = finish(
+        procedure.Scored(program, params, {}, dataset, rows, figures)
+      )
+      for part, scores in extras.scores.items():
+        values |= metrics.named(part, scores)
+      failed, status = extras.failed, "completed"
+    except preemption.Preempted:
+      status = "preempted"
+    summary = {
+      "status": status,
+      **({"figures_failed": failed} if failed else {}),
+      "metrics": values,
+      **procedure.run_facts([dataset], params, step, started),
+      "digest": integrity.digest(integrity.record(params)),
+      **environment,
+    }
+    if status == "completed":  # Otherwise earlier scores remain.
+      procedure.write_summary(directory, settings, summary)
   return summary
+
+
+class Comparison(NamedTuple):
+  """A score of two models.
+
+  Attributes:
+    ours, reference: the means over the examples.
+    difference: ours - reference, of the same examples.
+  """
+
+  ours: float
+  reference: float
+  difference: statistics.Difference
+
+
+def compare_models(
+  config: ml_collections.ConfigDict,
+  source: pathlib.Path,
+  reference: pathlib.Path,
+  overrides: Mapping[str, Any],
+  limit: int = 0,
+) -> dict[str, Comparison]:
+  """Scores both on the examples of `config.eval.split`; {score: comparison}.
+
+  The comparisons are written to `evaluation/compared.json` in the first model's
+  work directory, for zoo:NAME in runs/NAME.
+
+  Args:
+    config: the first model's config, as for `score_model`.
+    source: its work directory, or zoo:NAME.
+    reference: the other model's.
+    overrides: settings of the evaluation that hold for both. The other model
+      has the first one's data; its other settings are its own.
+    limit: as for `score_model`.
+
+  Raises:
+    UserError: as by `score_model`, or the models have no examples in common.
+  """
+  settings = config_lib.resolve(config)
+  # The config as resolved: what the user's settings make moot is reset.
+  theirs = config_lib.config_of_run(reference, str(reference))
+  if theirs.task.name != config.task.name:
+    raise UserError(
+      f"{reference}: its task.name={theirs.task.name!r}, that of {source}"
+      f" {config.task.name!r}: they have no examples in common"
+    )
+  with theirs.unlocked():
+    theirs.task = config.task.copy_and_resolve_references()
+  evaluation = {f"eval.{x}": config.eval[x] for x in ("split", "batch_size")}
+  config_lib.override(theirs, {**evaluation, **overrides})
+  other_settings = config_lib.resolve(theirs)
+  with workdir_lib.locked(zoo.output(source)):
+    facts, scores = _of_examples(settings, source, limit)
+    other_facts, other_scores = _of_examples(other_settings, reference, limit)
+    found = {}
+    for name in (x for x in scores if x in other_scores):
+      values, weights = scores[name]
+      others, other_weights = other_scores[name]
+      if facts != other_facts or not np.array_equal(weights, other_weights):
+        raise UserError(
+          f"{reference}: its examples are not those of {source}: their lengths"
+          " or tokenizers differ"
+        )
+      counted = weights > 0
+      if counted.any():
+        both = values[counted], others[counted]
+        for model, one in zip((source, reference), both, strict=True):
+          if not np.isfinite(one).all():
+            raise UserError(f"{model}: {name} of an example is not finite")
+        ours, reference_mean = (
+          float(np.average(x, weights=weights[counted])) for x in both
+        )
+        difference = statistics.compare(*both, weights[counted])
+        found[name] = Comparison(ours, reference_mean, difference)
+    directory = zoo.output(source) / "evaluation"
+    directory.mkdir(exist_ok=True)
+    content = {
+      "reference": str(reference),
+      "scores": {
+        name: {
+          "ours": one.ours,
+          "reference": one.reference,
+          **one.difference._asdict(),
+        }
+        for name, one in found.items()
+      },
+    }
+    workdir_lib.write_json(directory / "compared.json", content)
+  return found
+
+
+def _of_examples(
+  settings: config_lib.Settings, source: pathlib.Path, limit: int
+) -> tuple[Mapping[str, Any], dict[str, tuple[np.ndarray, np.ndarray]]]:
+  """The facts about a model's data, and its scores of every example."""
+  program, dataset = prepare(settings, source, limit)
+  _, params = chosen_params(program, source)
+  return dataset.facts, evaluate.score_examples(program, dataset, params)
 
 
 def prepare(
@@ -192,50 +320,6 @@ def _tokens(settings: config_lib.Settings) -> TaskSpec:
   return dataclasses.replace(spec, sequence_length=1, coordinates=())
 
 
-def _score_checkpoint(
-  program: program_lib.Program,
-  dataset: Dataset,
-  evaluator: evaluate.Evaluator,
-  source: pathlib.Path,
-  directory: pathlib.Path,
-  finish: scoring.Finish,
-) -> dict[str, Any]:
-  """Scores a checkpoint and draws figures; returns the summary.
-
-  Args:
-    program: the run's program.
-    dataset, evaluator: the dataset and the evaluator of `eval.split`.
-    source: the run's work directory, or zoo:NAME.
-    directory: where figures go, in a folder.
-    finish: see `train.run`.
-  """
-  started, options = time.monotonic(), program.settings.eval
-  folder = zoo.located(source)
-  rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
-  step, params = chosen_params(program, source)
-  _compare_data(folder, step, program.settings, dataset)
-  values: dict[str, float] = {}
-  failed: list[str] = []
-  try:
-    for part, scores in evaluator(params, options.split).items():
-      values |= metrics.named(part, scores)
-    figures = directory / "figures"
-    extras = finish(scoring.Scored(program, params, {}, dataset, rows, figures))
-    for part, scores in extras.scores.items():
-      values |= metrics.named(part, scores)
-    failed = extras.failed
-    status = "completed"
-  except preemption.Preempted:
-    status = "preempted"
-  return {
-    "status": status,
-    **({"figures_failed": failed} if failed else {}),
-    "metrics": values,
-    **scoring.run_facts([dataset], params, step, started),
-    "digest": integrity.digest(integrity.record(params)),
-  }
-
-
 def _compare_data(
   folder: pathlib.Path,
   step: int,
@@ -246,12 +330,6 @@ def _compare_data(
 
   Files were replaced, or relative paths name others from another directory.
   There is no warning if the user set other data, or for data without checksums.
-
-  Args:
-    folder: the run's work directory, or the folder of zoo:NAME.
-    step: step of the checkpoint.
-    settings: those with which it is scored.
-    dataset: the split that is scored.
   """
   scored = settings.plain["task"]
   trained = _trained_task(folder)

@@ -26,7 +26,7 @@ from loopjax.run import metrics, preemption
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.sweep import items
-from loopjax.train import evaluate, scoring
+from loopjax.train import evaluate
 from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
 
@@ -215,7 +215,7 @@ def test_a_run_scores_its_average_and_goes_on_as_if_it_had_not_stopped(
   clock = types.SimpleNamespace(
     monotonic=lambda: now[0], perf_counter=time.perf_counter
   )
-  for module in (train.procedure, train.loop, scoring):
+  for module in (train.procedure, train.loop):
     monkeypatch.setattr(module, "time", clock)
   monkeypatch.setattr(evaluate, "make_evaluator", make_evaluator)
   plain, cut = tmp_path / "plain", tmp_path / "cut"
