@@ -38,7 +38,7 @@ from loopjax import program as program_lib
 from loopjax import sharding, train
 from loopjax.config import settings as settings_lib
 from loopjax.data import pipeline
-from loopjax.run import boards, profiling, provenance
+from loopjax.run import metrics, profiling, provenance
 from loopjax.train import evaluate
 from loopjax.train import loop as train_loop
 
@@ -106,7 +106,7 @@ def _time_loop(program, compiled, state, batches, put):
     fresh = put()
     waits.append(time.perf_counter() - start)
     state, values = compiled(state, fresh, {})
-    boards.flat(train_loop.mean_of_good_steps([jax.device_get(values)]))
+    metrics.flat(train_loop.mean_of_good_steps([jax.device_get(values)]))
     loop.append(time.perf_counter() - start)
   steps = run.steps_per_call
   device_step, loop_step = np.median(device) / steps, np.median(loop) / steps

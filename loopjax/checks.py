@@ -168,9 +168,6 @@ def num_loops(config: Any, given: int | None, why_no_more: str = "") -> int:
     given: the number, or None.
     why_no_more: why there are at most as many loops as in training, the end of
       the message; "" if there may be more.
-
-  Raises:
-    UserError: there are fewer than one, or too many.
   """
   number: int = config.num_loops if given is None else given
   if why_no_more and not 1 <= number <= config.num_loops:

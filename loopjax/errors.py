@@ -275,9 +275,6 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
   """A path that a user gave, in which a ~ at the beginning is a home.
 
   Shells replace it in a word of its own only, not in --flag=~/file.
-
-  Raises:
-    UserError: the path is in a bucket.
   """
   expanded = os.path.expanduser(path)
   if match := re.match("(gs|s3):/+(.*)", expanded):

@@ -84,17 +84,11 @@ def parameter_shardings(
   """NamedSharding for every parameter.
 
   If no dimension is a multiple of the axes that should split it, the axes are
-  tried in reverse order.
+  tried in reverse order. Parameters with fewer elements than `min_split_size`
+  are replicated; a larger one that would be, too, is an error.
 
   Args:
-    mesh: the device mesh.
-    params: arrays or their abstract forms.
     splits: PartitionSpec of each parameter's last dimensions.
-    min_split_size: parameters with fewer elements are replicated.
-
-  Raises:
-    UserError: the mesh splits parameters, but a larger one would be replicated,
-      because its spec splits nothing or no axis divides its dimensions.
   """
   is_split = mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
 
@@ -282,11 +276,7 @@ def put_batch(
 ) -> Any:
   """Global arrays from this process's rows, see `local_rows`.
 
-  Args:
-    mesh: the device mesh.
-    batch: arrays [rows, ...], or [steps, rows, ...] if `stacked`.
-    batch_size: global batch size, over all processes.
-    stacked: whether there is a leading step axis.
+  The rows are [rows, ...], or [steps, rows, ...] if `stacked`.
   """
   sharding = batch_sharding(mesh, stacked=stacked)
   rows = local_rows(mesh, batch_size)

@@ -18,7 +18,7 @@ from loopjax.analysis import evaluated as evaluated_lib
 from loopjax.analysis.plots import draw, series
 from loopjax.losses import tokens as token_losses
 from loopjax.models import every_loop
-from loopjax.program import eval_step
+from loopjax.program import step
 from loopjax.run import statistics
 from loopjax.types import Array, Batch, Output, TokenScores
 
@@ -185,7 +185,7 @@ def _of_rows(
 ) -> Scores:
   """`scores_by_loop` of rows, and the state's."""
   model: Any = nnx.merge(graphdef, params)
-  inputs = eval_step.model_inputs(batch)
+  inputs = step.model_inputs(batch)
   state: Scores = {}
   if every:
     trace = model(**inputs, num_loops=num_loops, targets=batch["targets"]).trace

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from loopjax import config as config_lib
-from loopjax.program import eval_step as eval_step_lib
+from loopjax.program import step as step_lib
 from loopjax.types import Dataset, Output, TaskSpec
 
 MAX_EXAMPLES = 256
@@ -211,7 +211,7 @@ def make_forward(
     `losses` and `loops` are empty: they would be means over chunks.
   """
   device = jax.local_devices()[0]
-  inputs = eval_step_lib.model_inputs(batch)
+  inputs = step_lib.model_inputs(batch)
 
   @functools.partial(jax.jit, static_argnums=(4, 5, 6))
   def run(params, inputs, counted, extra, trace, averaged, num_loops):

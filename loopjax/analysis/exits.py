@@ -26,7 +26,7 @@ from loopjax.analysis.plots import draw
 from loopjax.loop import exits
 from loopjax.losses import tokens as token_losses
 from loopjax.models import looped, melt
-from loopjax.program.eval_step import model_inputs
+from loopjax.program.step import model_inputs
 from loopjax.run import statistics
 from loopjax.run import workdir as workdir_lib
 from loopjax.types import Array

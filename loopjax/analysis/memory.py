@@ -17,7 +17,7 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.commands import command_line, document
 from loopjax.errors import UserError, leave, one_line_errors
-from loopjax.program import tree_size
+from loopjax.program import state as state_lib
 
 # Inconsistencies within the paper's table.
 SLIPS = """\
@@ -66,7 +66,7 @@ def sizes(settings: config_lib.Settings) -> list[Size]:
       "has no cache"
     )
   _, params = program_lib.abstract_model(settings)
-  total = tree_size.num_bytes(params)
+  total = state_lib.num_bytes(params)
   return [
     Size(kind, *program_lib.cache_bytes(settings, kind), total)
     for kind in reading.caches

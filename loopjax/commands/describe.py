@@ -19,7 +19,8 @@ from loopjax import program as program_lib
 from loopjax.config import presets
 from loopjax.models import MODELS
 from loopjax.optim import chain
-from loopjax.program import step, tree_size
+from loopjax.program import state as state_lib
+from loopjax.program import step
 from loopjax.program import teacher as teacher_lib
 
 
@@ -51,16 +52,16 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   by_token, by_row = program_lib.cache_bytes(settings)
   return {
     "config": settings.plain,
-    "parameters": tree_size.num_elements(params),
+    "parameters": state_lib.num_elements(params),
     "parameters_by_module": {
-      k: tree_size.num_elements(v) for k, v in sorted(params.items())
+      k: state_lib.num_elements(v) for k, v in sorted(params.items())
     },
     **(
-      {"parameters_trained": tree_size.num_elements(state.params)}
+      {"parameters_trained": state_lib.num_elements(state.params)}
       if state.base
       else {}
     ),
-    "state_bytes": tree_size.num_bytes(step.learned(state)),
+    "state_bytes": state_lib.num_bytes(step.learned(state)),
     **costs,
     "flops_per_token": [
       flops / settings.spec.sequence_length
@@ -146,7 +147,7 @@ def _teacher(settings: config_lib.Settings) -> dict[str, Any]:
     teacher.model, teacher.spec, teacher.model.num_loops
   )
   facts = {
-    "parameters": tree_size.num_elements(params),
+    "parameters": state_lib.num_elements(params),
     "flops_per_example": costs["flops_per_example"],
   }
   return {"teacher": facts}

@@ -26,8 +26,7 @@ from loopjax.hub import files, gguf, huginn, llama, tokenizer_files, weights
 from loopjax.hub import layout as layout_lib
 from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
-from loopjax.program import layout as program_layout
-from loopjax.program import tree_size
+from loopjax.program import state as state_lib
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint, integrity, restore
@@ -257,7 +256,7 @@ def write_run(
     summary = {
       "status": "completed",
       "metrics": {},
-      "parameters": tree_size.num_elements(params),
+      "parameters": state_lib.num_elements(params),
       **origin,
       "digest": integrity.digest(integrity.record(params)),
       **provenance.environment(),
@@ -436,10 +435,10 @@ def abstract_params(settings: config_lib.Settings) -> Any:
     sizes = sharding.Config(data=1, fsdp=count)
     mesh = sharding.make_mesh(sizes, devices[:count])
     try:
-      shardings = program_layout.param_shardings(mesh, least, shapes)
+      shardings = state_lib.param_shardings(mesh, least, shapes)
     except UserError:
       continue
-    return program_layout.with_shardings(shapes, shardings)
+    return state_lib.with_shardings(shapes, shardings)
   raise AssertionError("one device splits nothing")
 
 

@@ -18,7 +18,7 @@ from loopjax.hub import convert
 from loopjax.library import checked, text, training
 from loopjax.library.evaluation import Split, of_task
 from loopjax.library.model import About, Model
-from loopjax.program import fresh
+from loopjax.program import state as state_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 from loopjax.run.checkpoints import integrity
@@ -71,7 +71,7 @@ def build(
   resolved = config_lib.resolve(config)
   if not isinstance(seed, jax.Array):
     seed = checked.seed(seed)
-  params = fresh.fresh_params(resolved, jax.random.key(seed))
+  params = state_lib.fresh_params(resolved, jax.random.key(seed))
   graphdef, _ = program_lib.abstract_model(resolved)
   return Model(params, graphdef, About(resolved))
 

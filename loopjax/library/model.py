@@ -14,7 +14,7 @@ from loopjax import config as config_lib
 from loopjax.errors import UserError
 from loopjax.library import checked, evaluation, text, training
 from loopjax.loop import driver
-from loopjax.program import tree_size
+from loopjax.program import state as state_lib
 from loopjax.sections import flatten
 from loopjax.types import Array, TaskSpec
 
@@ -98,7 +98,7 @@ class Model:
   @property
   def num_parameters(self) -> int:
     """The number of elements of all parameters."""
-    return tree_size.num_elements(self.params)
+    return state_lib.num_elements(self.params)
 
   def module(self) -> Any:
     """The Flax NNX module, for Flax's own optimizer and transforms."""

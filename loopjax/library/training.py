@@ -20,7 +20,8 @@ from loopjax.errors import UserError
 from loopjax.library import checked
 from loopjax.nn import lora
 from loopjax.optim import chain, parameters
-from loopjax.program import fresh, step
+from loopjax.program import state as state_lib
+from loopjax.program import step
 from loopjax.run import durations
 from loopjax.types import Array, Carried, Metrics
 
@@ -164,7 +165,7 @@ def _begun(
   """(the state before the first step of this call, the train step)."""
   settings = model.about.settings
   how = dataclasses.replace(settings.run, **options)
-  carried = fresh.init_carried(settings._replace(run=how))
+  carried = state_lib.init_carried(settings._replace(run=how))
   init, run = _kept(
     _jitted,
     model.graphdef,

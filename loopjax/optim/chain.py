@@ -164,11 +164,7 @@ class Config:
 
 
 def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
-  """Step (from 0) -> AdamW's learning rate; Muon's is proportional to it.
-
-  Raises:
-    UserError: the schedule does not fit into the run's steps.
-  """
+  """Step (from 0) -> AdamW's learning rate; Muon's is proportional to it."""
   once = _warmed_once(config, num_steps)
   if not config.warm_again:
     return once
@@ -223,11 +219,7 @@ def _warmed_once(config: Config, num_steps: int) -> optax.Schedule:
 
 
 def frozen_mask(params: Any, pattern: str) -> Any:
-  """bool for every parameter: whether its path matches the pattern.
-
-  Raises:
-    UserError: the pattern matches no parameter, or all.
-  """
+  """bool for every parameter: whether its path matches the pattern."""
   mask = jax.tree_util.tree_map_with_path(
     lambda path, _: bool(re.search(pattern, parameters.name_of(path))), params
   )

@@ -112,9 +112,6 @@ def register(*rows: Row) -> None:
   The module of the family calls it when it is imported. A row applies to the
   parameters of which no other row matches a longer end of the path, and no
   later row the same end: of those that TABLE lists, too.
-
-  Raises:
-    UserError: a row has another optimizer or decay than `Row` lists.
   """
   for row in rows:
     if row.optimizer not in ("muon", "adamw") or row.decay not in DECAYS:
@@ -127,11 +124,7 @@ def register(*rows: Row) -> None:
 
 
 def check_registered(params: Any) -> None:
-  """Raises UserError if other rows apply wherever a registered one matches.
-
-  Args:
-    params: all parameters of a model, arrays or abstract arrays.
-  """
+  """Raises UserError if other rows apply wherever a registered one matches."""
   names = _names(params)
   applied = {name: _most_specific(name) for name in names}
   for row in _REGISTERED.values():
@@ -164,10 +157,6 @@ def rows(params: Any) -> Any:
 
   Args:
     params: arrays or abstract arrays.
-
-  Raises:
-    UserError: no row matches a parameter, or it has fewer dimensions than its
-      row splits.
   """
 
   missing = []
@@ -226,11 +215,7 @@ def decay_mask(params: Any, decay: str) -> Any:
 
 
 def parsed_rates(rates: tuple[str, ...]) -> list[tuple[str, float]]:
-  """(pattern, factor) of every "pattern=factor" of `optim.rates`.
-
-  Raises:
-    UserError: one is not of this form, or its factor is not positive.
-  """
+  """(pattern, factor) of every "pattern=factor" of `optim.rates`."""
   parsed = []
   for text in rates:
     pattern, equals, number = str(text).rpartition("=")
@@ -261,9 +246,6 @@ def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
 
   Args:
     rates: "pattern=factor" each.
-
-  Raises:
-    UserError: from `init`, if a pattern applies to no parameter.
   """
   factors = [factor for _, factor in parsed_rates(rates)]
 

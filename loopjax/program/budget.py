@@ -13,7 +13,7 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.errors import UserError
-from loopjax.program import tree_size
+from loopjax.program import state as state_lib
 
 # Settings -> number of parameters or FLOPs.
 Measure = Callable[[config_lib.Settings], float]
@@ -22,7 +22,7 @@ Measure = Callable[[config_lib.Settings], float]
 def parameters(settings: config_lib.Settings) -> int:
   """Number of parameters, without allocating them."""
   _, params = program_lib.abstract_model(settings)
-  return tree_size.num_elements(params)
+  return state_lib.num_elements(params)
 
 
 def flops(settings: config_lib.Settings) -> float:
@@ -46,9 +46,6 @@ def mlp_ratio(
     target: the target, for example `measure` of another model.
     measure: `parameters` or `flops`.
     multiple: the MLP's width is a multiple of this.
-
-  Raises:
-    UserError: the target is smaller than the model without MLPs.
   """
   width = config.model.width
 
@@ -81,9 +78,6 @@ def matched(
     item: overrides of the model, to which its `model.mlp_ratio` is added.
     like: overrides of the other model.
     measure, multiple: as in `mlp_ratio`.
-
-  Raises:
-    UserError: there is no such width.
   """
   changed, other = (config.copy_and_resolve_references() for _ in range(2))
   config_lib.override(changed, item)

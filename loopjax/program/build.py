@@ -15,10 +15,12 @@ from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.nn import lora, remat
 from loopjax.optim import chain, parameters
-from loopjax.program import gradients, step, tree_size
-from loopjax.program.fresh import abstract_model, fresh_state
-from loopjax.program.layout import (
+from loopjax.program import gradients, step
+from loopjax.program.state import (
+  abstract_model,
   casts_parameters,
+  fresh_state,
+  num_bytes,
   param_shardings,
   specs_of,
   state_shardings,
@@ -91,10 +93,6 @@ def make_program(
     settings: the run's settings.
     devices: the devices to run on; all devices if None.
     teacher: settings of the teacher's run; None without a teacher.
-
-  Raises:
-    UserError: the mesh does not fit the batches or the parameters, or
-      loop.kernels do not support the devices.
   """
   mesh = sharding.make_mesh(settings.mesh, devices or jax.devices())
   _check_mesh(settings, mesh)
@@ -210,7 +208,7 @@ def cache_bytes(
         model, 1, max_tokens, num_loops=loops, kind=kind
       )
 
-    return tree_size.num_bytes(jax.eval_shape(make, params))
+    return num_bytes(jax.eval_shape(make, params))
 
   by_token = size(2) - size(1)
   return by_token, size(1) - by_token
@@ -263,11 +261,7 @@ def abstract_batches(
 
 
 def check_step(program: Program) -> None:
-  """Traces the train step if it has kernels, before anything is written.
-
-  Raises:
-    UserError: a kernel does not support the model.
-  """
+  """Traces the train step if it has kernels, before anything is written."""
   kernels = program.settings.loop.kernels
   if kernels == "xla":
     return

@@ -1,5 +1,6 @@
 """Loss and gradients of a batch, accumulated over devices and microbatches."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from loopjax import sharding
 from loopjax.nn import twin
-from loopjax.program import copies
 from loopjax.types import Batch, Carried, Metrics
 
 
@@ -79,7 +80,7 @@ def gradients(
 
   others = (*params, carried.shared, mean_weight, constants)
   specs = (layout.params, layout.frozen, P(), P(), P())
-  by_example, (grads, shared, metrics) = copies.data_parallel(
+  by_example, (grads, shared, metrics) = data_parallel(
     _once(_accumulated(run, num_microbatches), specs, layout),
     specs,
     layout.params,
@@ -89,19 +90,11 @@ def gradients(
 
 
 def _once(function: Any, specs: Any, layout: Layout) -> Any:
-  """The function with its parameters cast and gathered before it runs.
-
-  Args:
-    function: of examples, and of other arguments, the first two of which are
-      parameters, and these parameters in bfloat16, None where they are not
-      cast.
-    specs: how the other arguments are split.
-    layout: how parameters are gathered and cast.
-  """
-  is_local = layout.gather == "use" or copies.jit_is_disabled()
+  """The function with its parameters cast and gathered before it runs."""
+  is_local = layout.gather == "use" or jit_is_disabled()
 
   def gathered(x: Any, spec: P) -> Any:
-    return x if is_local else copies.gather(x, spec)
+    return x if is_local else gather(x, spec)
 
   def rounded(path: Any, x: Any, spec: P) -> Any:
     if layout.casts and twin.is_multiplied(path, x):
@@ -149,3 +142,91 @@ def _accumulated(run: Any, num_parts: int) -> Any:
     return jax.tree.map(joined, by_example), (grads, *means)
 
   return over_parts
+
+
+def data_parallel(
+  function: Callable[[Any, Any], tuple[Any, Any]],
+  specs: Any = P(),
+  gradient_specs: Any = P(),
+  allowed: bool = True,
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+  """Runs a function on every device with the device's examples.
+
+  Devices lie along the axes "data" and "fsdp" of the mesh. Their results are
+  averaged once, at the end; the compiler would reduce gradients wherever they
+  arise, in every loop, layer and microbatch. If the mesh also splits within
+  examples, the function is returned unchanged, and the compiler does that.
+
+  Args:
+    function: takes a pytree of arrays with a leading axis of examples and a
+      pytree of other arrays; returns arrays by example, and (gradients,
+      others), floating-point arrays that are averaged over devices.
+    specs: how the other arguments are split, a prefix of their pytree; the
+      function gets a device's shards, see `gather`.
+    gradient_specs: how the gradients are to be split.
+    allowed: otherwise, the function is returned unchanged, too.
+  """
+  axes = sharding.compilers_axes()
+  ways = math.prod(axes[axis] for axis in sharding.of_batch(axes))
+  # XLA fails on some families if it splits one axis and shard_map another.
+  if not allowed or ways == 1 or ways < math.prod(axes.values()):
+    return function
+  if jit_is_disabled():  # shard_map would be a single operation.
+    return function
+
+  def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
+    by_example, (gradients, *means) = function(examples, others)
+    splits = jax.tree.broadcast(gradient_specs, gradients)
+    gradients = jax.tree.map(_mean, gradients, splits)
+    means = jax.lax.pmean(means, sharding.BATCH_AXES)
+    return by_example, (gradients, *means)
+
+  split = P(sharding.BATCH_AXES)
+  return jax.shard_map(
+    averaged,
+    in_specs=(split, specs),
+    out_specs=(split, (gradient_specs, P(), P())),
+    axis_names=set(axes),
+    check_vma=False,
+  )
+
+
+def jit_is_disabled() -> bool:
+  """Whether JAX runs operation by operation, as in `train.loop.find_nan`."""
+  # JAX defines its flags at run time, which type checkers do not see.
+  return jax.config.jax_disable_jit  # type: ignore[attr-defined]
+
+
+def gather(x: jax.Array, spec: P) -> jax.Array:
+  """A split parameter, gathered over "fsdp"."""
+  axes = sharding.compilers_axes()
+  if axes:
+    axes_kept = (_without_fsdp(axis) for axis in spec)
+    return jax.lax.with_sharding_constraint(x, P(*axes_kept))
+  axis = _fsdp_axis(spec)
+  if axis is None:
+    return x
+  return jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+
+
+def _mean(x: jax.Array, spec: P) -> jax.Array:
+  """A device's shard of the mean over devices, inside `data_parallel`."""
+  axis = _fsdp_axis(spec)
+  if axis is None:
+    return jax.lax.pmean(x, sharding.BATCH_AXES)
+  x = jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
+  return jax.lax.pmean(x / jax.lax.axis_size("fsdp"), "data")
+
+
+def _fsdp_axis(spec: P) -> int | None:
+  """The dimension that "fsdp" splits."""
+  dimensions = (
+    i for i, axes in enumerate(spec) if "fsdp" in sharding.names_of(axes)
+  )
+  return next(dimensions, None)
+
+
+def _without_fsdp(axes: Any) -> tuple[str, ...] | None:
+  return (
+    tuple(axis for axis in sharding.names_of(axes) if axis != "fsdp") or None
+  )

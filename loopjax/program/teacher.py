@@ -25,15 +25,7 @@ class TeacherParams(NamedTuple):
 
 
 def read(settings: config_lib.Settings) -> config_lib.Settings | None:
-  """The teacher's settings; None if the run has no teacher.
-
-  Args:
-    settings: settings of the student's run.
-
-  Raises:
-    UserError: run.teacher is not a work directory, or its model cannot teach
-      this one.
-  """
+  """The teacher's settings; None if the run has no teacher."""
   if not settings.run.teacher:
     return None
   label = _label(settings)
@@ -55,18 +47,7 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
 def load(
   settings: config_lib.Settings, abstract_teacher: Any, step: int | None
 ) -> TeacherParams:
-  """The teacher's parameters, sharded over the mesh.
-
-  Args:
-    settings: settings of the student's run.
-    abstract_teacher: shapes of the teacher's parameters; {} without a
-      teacher.
-    step: the teacher's checkpoint with which the run began; None for a new run.
-      The teacher's run may have continued since.
-
-  Raises:
-    UserError: there is no such checkpoint.
-  """
+  """The teacher's parameters, sharded over the mesh."""
   if not abstract_teacher:
     return TeacherParams({}, None)
   source = local_path(settings.run.teacher)

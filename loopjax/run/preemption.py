@@ -25,14 +25,11 @@ def handled(
 ) -> Iterator[_Handlers]:
   """Handles SIGTERM, Ctrl-C and the loss of the terminal in the block.
 
+  `note` is called with the signal and the earlier handlers, which the block
+  gets too.
+
   Only the main thread of a program can: elsewhere it handles none. Signals that
   are ignored, as with nohup, stay so.
-
-  Args:
-    note: function of a signal and the earlier handlers.
-
-  Yields:
-    The earlier handlers of the signals.
   """
   on_main = threading.current_thread() is threading.main_thread()
   signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if on_main else ()

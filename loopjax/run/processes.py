@@ -37,17 +37,8 @@ def start(
   process_id: int | None = None,
 ) -> None:
   """Joins the processes described by flags or environment, if any.
-
-  Must run before JAX touches a device.
-
-  Args:
-    distributed: whether to detect them from the machine.
-    coordinator_address, num_processes, process_id: as in the environment,
-      which is read where they are None.
-
-  Raises:
-    UserError: the flags contradict each other, or detection fails.
-    ProcessLostError: no other process answers.
+  Must run before JAX touches a device. `distributed` detects them from the
+  machine.
   """
   address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
   count = _number(num_processes, "JAX_NUM_PROCESSES")
@@ -100,13 +91,9 @@ def _number(given: int | None, *variables: str) -> int | None:
 
 
 def from_process_0(function: Callable[[], Any]) -> Any:
-  """Returns process 0's result of `function` on every process.
+  """The result, as JSON has it, of a function that process 0 alone calls.
 
-  Args:
-    function: returns JSON-serialisable data; runs on process 0 only.
-
-  Raises:
-    AgreedError: on every process, if `function` raises UserError on process 0.
+  Its UserError is an AgreedError on every process.
   """
   if jax.process_count() == 1:
     return function()

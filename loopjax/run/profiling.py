@@ -32,11 +32,7 @@ _TRAIN_OVER_FORWARD = 3
 
 
 def step_range(text: str, num_steps: int) -> range:
-  """`run.profile_steps` as steps; empty for "".
-
-  Raises:
-    UserError: it is not a valid FIRST:END within the run.
-  """
+  """`run.profile_steps` as steps; empty for ""."""
   if not text:
     return range(0)
   first, _, end = text.partition(":")
@@ -101,10 +97,6 @@ def training_flops(costs: Mapping[str, Any]) -> float:
 
   Recomputation by rematerialisation does not count; frozen parameters count
   like others.
-
-  Args:
-    costs: from the family's `costs`. If "training_flops_per_example" is absent,
-      training costs three times the forward pass.
   """
   forward = costs["flops_per_example"][-1]
   return costs.get("training_flops_per_example", _TRAIN_OVER_FORWARD * forward)
@@ -112,10 +104,6 @@ def training_flops(costs: Mapping[str, Any]) -> float:
 
 def rates(flops: float, examples_per_second: float) -> dict[str, float]:
   """Model FLOP/s of training over all devices, and the fraction of their peak.
-
-  Args:
-    flops: from `training_flops`.
-    examples_per_second: throughput over all devices.
 
   Returns:
     "model_flops_per_second", and "model_flops_utilization" where the device's

@@ -21,9 +21,6 @@ def directory(name: str) -> pathlib.Path:
   """Where entries of one kind are kept: `$XDG_CACHE_HOME/loopjax/NAME`.
 
   `$XDG_CACHE_HOME` defaults to `~/.cache`.
-
-  Raises:
-    UserError: the user, such as a container's, has no home.
   """
   try:
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -39,17 +36,12 @@ def entry(
 ) -> pathlib.Path:
   """A directory of files that is written once, whole or not at all.
 
+  The same key of a name always stands for the same content, which `write`
+  writes into the empty directory that it is given.
+
   If several processes need the same entry, one writes and the others wait. An
   incomplete entry of a killed process is written again, and so is one whose
   files no longer match their checksums.
-
-  Args:
-    name: name of the kind, see `directory`.
-    key: key of the entry; the same key always stands for the same content.
-    write: writes the files into the empty directory that it is given.
-
-  Raises:
-    UserError: the files cannot be written; none are left behind.
   """
   path = directory(name) / key
   if _is_whole(path):

@@ -33,20 +33,6 @@ _FREE_KEYS = (
 # Sections that a checkpoint depends on; the task may differ in evaluation.
 _EVAL_SECTIONS = ("model", "optim")
 
-# What summary.json may have, and numbers of config.json: readers rely on these.
-_TYPES: dict[str, Any] = {
-  "status": str,
-  "metrics": dict,
-  "parameters": int,
-  "steps": int,
-  "wall_seconds": (int, float),
-  "devices": str,
-  "versions": dict,
-  "revision": str,
-  "command": str,
-}
-_NUMBERS = ("num_steps", "batch_size", "seed", "log_every")
-
 LOCK = ".lock"  # The file that a run locks; the first one that it writes.
 # Subdirectory of a run: its tokenizer and, if it was imported, other files of
 # the Hub.
@@ -62,11 +48,7 @@ _OF_CHATS = (
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Locks a work directory for one run; process 0 holds the lock.
-
-  Raises:
-    UserError: it cannot be created or written, or another run holds the lock.
-  """
+  """Locks a work directory for one run; process 0 holds the lock."""
   from loopjax.run import processes  # Imports JAX: not to read.
 
   with contextlib.ExitStack() as stack:
@@ -95,7 +77,7 @@ def _held(workdir: pathlib.Path) -> Iterator[None]:
 def keep_hub_files(
   source: pathlib.Path | None, workdir: pathlib.Path, tokenizer: str
 ) -> None:
-  """Copies a new run's tokenizer and its chat template: it can be moved.
+  """Copies the tokenizer, if it is a file, and its chat template to a new run.
 
   If the run from which the new one starts has the same tokenizer, all its Hub's
   files are copied: they have what config.json lacks, such as a chat template.
@@ -104,8 +86,8 @@ def keep_hub_files(
     source: the work directory, or zoo:NAME, of the run from which the new one
       starts; None if there is none.
     workdir: the new run's work directory.
-    tokenizer: `task.tokenizer` of the new run; nothing is copied if it is not
-      the path of a file. In a task from outside it may be anything.
+    tokenizer: `task.tokenizer` of the new run. In a task from outside it may be
+      anything.
   """
   path = pathlib.Path(os.path.expanduser(str(tokenizer)))
   if tokenizer == "bytes" or not os.path.isfile(path):
@@ -152,72 +134,33 @@ def binds(key: str, mode: str) -> bool:
 
 
 def read_summary(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads summary.json: how a run ended, and, if it is complete, its metrics.
-
-  Raises:
-    UserError: it cannot be read, or was not written by loopjax.
-  """
+  """Reads summary.json: how a run ended, and its metrics if it is complete."""
   path = workdir / "summary.json"
   value = read_json(path)
-  needed = {"status"}
-  if value.get("status") == "completed":
-    needed |= {"metrics", "parameters", "steps"}
-  wrong = [
-    name
-    for name, kind in _TYPES.items()
-    if name in needed | value.keys() and not _has_type(value.get(name), kind)
-  ]
-  wrong = wrong or [
-    f"metrics: {name}"
-    for name, score in value.get("metrics", {}).items()
-    if not _is_number(score)
-  ]
-  if wrong:
-    raise _foreign(path, wrong[0])
+  _check_types(path, value, status=str)
+  if value["status"] == "completed":
+    _check_types(path, value, metrics=dict, parameters=int, steps=int)
   return value
-
-
-def _foreign(path: pathlib.Path, what: str) -> UserError:
-  return UserError(
-    f"{path}: was not written by loopjax: {what} is missing or malformed"
-  )
-
-
-def _has_type(value: Any, kind: Any) -> bool:
-  return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-  """Whether a value of JSON is a finite number, in 64 bits."""
-  if isinstance(value, float):
-    return math.isfinite(value)
-  return _has_type(value, int) and abs(value) < 2**63
 
 
 def read_config(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json, the settings of a run by section.
-
-  Raises:
-    UserError: it cannot be read, or was not written by loopjax: Hub folders
-      have a file of that name.
-  """
+  """Reads config.json, the settings of a run by section."""
   path = workdir / "config.json"
   value = read_json(path)
-  parts = {name: value.get(name) for name in ("model", "task", "run")} | value
-  wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
-  wrong = wrong or [
-    f"{name}.name"
-    for name in ("model", "task")
-    if not isinstance(value[name].get("name"), str)
-  ]
-  wrong = wrong or [
-    f"run.{name}"
-    for name in _NUMBERS
-    if not _has_type(value["run"].get(name, 0), int)
-  ]
-  if wrong:
-    raise _foreign(path, wrong[0])
+  _check_types(path, value, model=dict, task=dict, run=dict)
+  for section in ("model", "task"):
+    _check_types(path, value[section], name=str)
   return value
+
+
+def _check_types(
+  path: pathlib.Path, value: Mapping[str, Any], **types: type
+) -> None:
+  for name, one in types.items():
+    if not isinstance(value.get(name), one):
+      raise UserError(
+        f"{path}: was not written by loopjax: {name} is missing or malformed"
+      )
 
 
 def path_of(where: object) -> pathlib.Path:
@@ -228,20 +171,14 @@ def path_of(where: object) -> pathlib.Path:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object.
-
-  Raises:
-    UserError: the file is missing, unreadable, malformed or not an object.
-  """
+  """Reads a JSON object; raises UserError for any other file, or none."""
   try:
     content = path.read_bytes()
     value = json.loads(content.removeprefix(codecs.BOM_UTF8))
   except OSError as error:
     raise unreadable(str(path), error) from error
-  except (ValueError, RecursionError) as error:
-    said = f"cannot be read: {error}"
-    if isinstance(error, ValueError):
-      said = checks.wrong_file(content) or said
+  except ValueError as error:
+    said = checks.wrong_file(content) or f"cannot be read: {error}"
     raise UserError(f"{path}: {said}") from error
   if not isinstance(value, dict):
     raise UserError(f"{path}: is not a JSON object")
@@ -290,10 +227,7 @@ def no_run(workdir: pathlib.Path, label: str) -> str:
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Rows of metrics.jsonl, oldest first; none if there is no file.
 
-  Lines that a crash has damaged, or that are not metrics, are skipped.
-
-  Raises:
-    UserError: the file cannot be read.
+  Lines that a crash has damaged are skipped.
   """
   path = workdir / "metrics.jsonl"
   try:
@@ -306,19 +240,9 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   for line in text.splitlines():
     with contextlib.suppress(ValueError):  # A partly written line.
       row = json.loads(line)
-      if isinstance(row, dict) and _is_row(row):
+      if isinstance(row, dict) and {"step", "split"} <= row.keys():
         rows.append(row)
   return rows
-
-
-def _is_row(row: Mapping[str, Any]) -> bool:
-  """Whether a JSON object is a row of metrics.jsonl."""
-  numbers = [value for name, value in row.items() if name != "split"]
-  return (
-    type(row.get("step")) is int
-    and type(row.get("split")) is str
-    and all(map(_is_number, numbers))
-  )
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

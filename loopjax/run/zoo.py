@@ -24,9 +24,6 @@ def located(workdir: pathlib.Path) -> pathlib.Path:
   """The directory of a run: zoo:NAME in the package, other paths unchanged.
 
   A leading ~ is the user's home.
-
-  Raises:
-    UserError: the package has no such model.
   """
   if not str(workdir).startswith(PREFIX):
     return local_path(workdir)
@@ -49,12 +46,7 @@ def suggestion(workdir: pathlib.Path) -> str:
 
 
 def refuse(workdir: pathlib.Path, instead: str) -> None:
-  """Raises UserError for zoo:NAME where only a run is supported.
-
-  Args:
-    workdir: the user's argument.
-    instead: what to do with a trained model, after its name.
-  """
+  """Raises UserError for zoo:NAME where only a run is supported."""
   if str(workdir).startswith(PREFIX):
     located(workdir)  # Says so if there is no such model.
     raise UserError(f"{workdir} is a trained model, not a run; {instead}")
@@ -87,9 +79,6 @@ def read(
     folder: the folder of the model.
     abstract_params: nested dict with target dtypes and shardings.
     fresh: regular expression of parameters that may be missing.
-
-  Raises:
-    UserError: the file is damaged, or its parameters do not fit.
   """
   import jax
 

@@ -14,7 +14,7 @@ from loopjax import sharding
 from loopjax.data import check_scores, pipeline
 from loopjax.errors import UserError
 from loopjax.loop import starts as starts_lib
-from loopjax.program import eval_step as eval_step_lib
+from loopjax.program import step as step_lib
 from loopjax.run import metrics, statistics
 from loopjax.types import Batch, Dataset, Output
 
@@ -119,10 +119,6 @@ def check(
     dataset: the validation split.
     best_metric: a score that the split must have, "split/score" with a leading
       minus if lower is better; "" for none.
-
-  Raises:
-    UserError: the task's scores do not fit its description, or none is
-      `best_metric`.
   """
   batch, params = dataset.batches[0], program.abstract_params
   shapes = jax.eval_shape(_step(program), params, batch)
@@ -158,7 +154,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
 
   return jax.jit(
     functools.partial(
-      program_lib.on_mesh(mesh, eval_step_lib.eval_step),
+      program_lib.on_mesh(mesh, step_lib.eval_step),
       graphdef=program.graphdef,
       score=score,
       num_loops=settings.eval_loops,
@@ -179,11 +175,6 @@ def _means(
 
   A score without weight in a group has no mean, and with the weight of a single
   example no error; these are not in the result.
-
-  Args:
-    rows: results of `eval_step`, of all examples.
-    groups: names of the groups, by grouping.
-    scored_split: the split that was scored.
   """
   valid = rows["valid"].astype(bool)
   sums, weights = {}, {}

@@ -186,13 +186,7 @@ def evaluation_is_due(settings: config_lib.Settings, step: int) -> bool:
 def no_better(
   options: settings_lib.Run, scores: Mapping[int, float], current_step: int
 ) -> str:
-  """One line if `run.stop_after` ends the run after this step, else "".
-
-  Args:
-    options: section run.
-    scores: the score `run.best_metric` by step, higher is better.
-    current_step: the step.
-  """
+  """One line if `run.stop_after` ends the run after this step, else ""."""
   if not options.stop_after:
     return ""
   steps = sorted(step for step in scores if step <= current_step)

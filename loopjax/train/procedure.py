@@ -20,10 +20,10 @@ from loopjax import sharding
 from loopjax.data import check_dataset
 from loopjax.errors import UserError, local_path
 from loopjax.nn import lora
+from loopjax.program import state as state_lib
 from loopjax.program import step as step_lib
 from loopjax.program import teacher as teacher_lib
-from loopjax.program import tree_size
-from loopjax.run import boards, metrics, preemption, processes, provenance
+from loopjax.run import metrics, preemption, processes, provenance
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint as checkpoint_lib
 from loopjax.run.checkpoints import integrity, restore
@@ -99,9 +99,6 @@ def run(
       figures; commands pass `analysis.figures.finish`.
     extend: whether an existing run may have had fewer steps or another batch
       size; its summary then says where it was extended.
-
-  Raises:
-    UserError: the config, the data or the directory is invalid.
   """
   settings = config_lib.resolve(config, workdir)
   if done := processes.from_process_0(
@@ -202,7 +199,7 @@ def _complete(
   if extend:
     _check_extension(settings, workdir)
   settings.check_run(mode)
-  boards.check(settings.run.wandb_project)
+  metrics.check_dashboards(settings.run.wandb_project)
   if settings.run.debug_nans and jax.process_count() > 1:
     raise UserError(
       "run.debug_nans needs a single process; resume from the checkpoint with"
@@ -313,11 +310,7 @@ def _begin(
 
 
 def _fresh_state(program: program_lib.Program) -> step_lib.TrainState:
-  """The state before the first step, with parameters of run.init_from if set.
-
-  Raises:
-    UserError: run.init_from has no matching parameters.
-  """
+  """The state before the first step, with the parameters of run.init_from."""
   options = program.settings.run
   state = program.init(jax.random.key(options.seed))
   if not options.init_from:
@@ -372,7 +365,7 @@ def _writer(
       or was_last
     ),
     shown=tuple(dict.fromkeys(("loss", *headline, "steps_per_second"))),
-    boards=boards.open_all(
+    boards=metrics.dashboards(
       workdir, start_step, settings.run.wandb_project, settings.plain
     ),
   )
@@ -415,7 +408,7 @@ def run_facts(
 ) -> dict[str, Any]:
   """The entries of a summary that training and evaluation share."""
   return {
-    "parameters": tree_size.num_elements(params),
+    "parameters": state_lib.num_elements(params),
     "steps": num_steps,
     "wall_seconds": round(time.monotonic() - started, 2),
     "data": {k: v for dataset in datasets for k, v in dataset.facts.items()},

@@ -47,10 +47,6 @@ def score_model(
     source: a work directory, or zoo:NAME.
     finish: as in `train.run`.
     limit: number of examples, rounded up to whole batches; 0 for all.
-
-  Raises:
-    UserError: there is no such model, the config is another model's, or the
-      data are missing or malformed.
   """
   settings, workdir = config_lib.resolve(config), zoo.output(source)
   environment, notice = provenance.environment(), preemption.Notice()
@@ -122,9 +118,6 @@ def compare_models(
     overrides: settings of the evaluation that hold for both. The other model
       has the first one's data; its other settings are its own.
     limit: as for `score_model`.
-
-  Raises:
-    UserError: as by `score_model`, or the models have no examples in common.
   """
   settings = config_lib.resolve(config)
   # The config as resolved: what the user's settings make moot is reset.

@@ -12,7 +12,7 @@ from tests_support import crossing
 
 from loopjax.analysis import depth
 from loopjax.analysis import evaluated as evaluated_lib
-from loopjax.program import eval_step
+from loopjax.program import step
 
 
 def _score(output, batch):
@@ -127,7 +127,7 @@ def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
   most = factor * trained
   scores = depth.scores_by_depth(evaluated)
   rows = functools.partial(
-    eval_step.eval_step,
+    step.eval_step,
     evaluated.params,
     {name: jnp.asarray(x) for name, x in evaluated.batch.items()},
     graphdef=evaluated.graphdef,

@@ -14,7 +14,7 @@ from tests_support import by_size, crossing, refused
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
-from loopjax.program import eval_step as eval_step_lib
+from loopjax.program import step as step_lib
 
 PACKED = dataclasses.replace(SPEC, packs_documents=True)
 DOCUMENTS = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3, 3, 3]])
@@ -94,7 +94,7 @@ def test_losses_and_scores_keep_documents_apart(name):
     model = examples.merged(family, config, PACKED, params)
     key, now = jax.random.key(0), jnp.asarray(0)
     loss = family.loss(model, batch, key, now, None)[0]
-    scores = eval_step_lib.eval_step(
+    scores = step_lib.eval_step(
       params,
       batch,
       graphdef=graphdef,

@@ -29,7 +29,7 @@ from loopjax.losses import tokens as token_losses
 from loopjax.models import MODELS
 from loopjax.nn import block
 from loopjax.nn import keys as keys_lib
-from loopjax.program import eval_step as eval_step_lib
+from loopjax.program import step as step_lib
 from loopjax.types import (
   LoopOptions,
   Output,
@@ -491,7 +491,7 @@ def test_evaluation_makes_no_array_of_tokens_by_vocabulary():
   model = examples.abstract(MODELS["looped"], config_of("looped"), spec)
   graphdef, params = nnx.split(model)
   evaluate = functools.partial(
-    eval_step_lib.eval_step,
+    step_lib.eval_step,
     graphdef=graphdef,
     score=TASKS["text"].score,
     num_loops=LOOPS,

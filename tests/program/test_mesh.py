@@ -27,7 +27,7 @@ from loopjax import sharding
 from loopjax.errors import UserError
 from loopjax.models import MODELS
 from loopjax.optim import parameters
-from loopjax.program import build, copies
+from loopjax.program import build, gradients
 
 MESHES = {
   "data": (8, 1, 1),
@@ -138,7 +138,7 @@ def test_gradients_are_means_over_all_devices(sizes):
 
   examples = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
   run = build.on_mesh(
-    mesh, lambda *x: copies.data_parallel(gradient, gradient_specs=specs)(*x)
+    mesh, lambda *x: gradients.data_parallel(gradient, gradient_specs=specs)(*x)
   )
   placed = sharding.put_batch(mesh, examples, 8)
   by_example, (found, _, metrics) = jax.jit(run)(placed, {})

@@ -11,7 +11,7 @@ from tests_support import make_datasets, smoke
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.data import pipeline
-from loopjax.program import eval_step as eval_step_lib
+from loopjax.program import step as step_lib
 from loopjax.train import evaluate
 
 
@@ -137,7 +137,7 @@ def test_scores_with_weights_are_ratios_of_sums():
   values = rng.normal(5, 1, 64).astype(np.float32)
   weights = rng.uniform(1, 9, 64).astype(np.float32)
   valid, group = np.arange(64) < 50, np.arange(64) % 2
-  rows = eval_step_lib.eval_step(
+  rows = step_lib.eval_step(
     program.init(jax.random.key(0)).params,
     {**batch, "valid": valid, "group/half": group},
     graphdef=program.graphdef,

@@ -111,17 +111,7 @@ def compare(
   there: Mapping[str, Sequence[Any]],
   where: object,
 ) -> None:
-  """Checks that the stored arrays are the expected ones.
-
-  Args:
-    wanted: the expected arrays, from `describe`.
-    there: the stored arrays; entries after shape and dtype are ignored.
-    where: what the message names.
-
-  Raises:
-    UserError: lists arrays that are missing, extra, or of another shape or
-      dtype.
-  """
+  """Checks that the stored arrays are the expected ones."""
   missing = [name for name in wanted if name not in there]
   extra = [name for name in there if name not in wanted]
   other = [

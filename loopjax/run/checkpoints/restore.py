@@ -56,9 +56,6 @@ def newest(
     read: raises DamagedCheckpointError if the checkpoint is damaged.
     set_aside: move damaged checkpoints to workdir/damaged, so the run can save
       these steps again.
-
-  Raises:
-    UserError: there are checkpoints, and all of them are damaged.
   """
   there_are, damaged = steps(workdir), []
   for step in reversed(there_are):
@@ -80,11 +77,7 @@ def newest(
 
 
 def best(workdir: pathlib.Path, scores: Mapping[int, float]) -> int:
-  """The checkpointed step with the highest score.
-
-  Raises:
-    UserError: no checkpoint has a score.
-  """
+  """The checkpointed step with the highest score."""
   scored = [step for step in steps(workdir) if step in scores]
   if not scored:
     raise UserError(f"{workdir / DIRECTORY}: no checkpoint has a score")
@@ -165,14 +158,7 @@ def _below(arrays: Mapping[str, Any], tree: str) -> dict[str, Any]:
 def _parts(
   target: Any, base: Mapping[str, Any], pairs: Mapping[str, Any], tree: str
 ) -> dict[str, Any]:
-  """The abstract arrays of a checkpoint with pairs: {"base": ..., tree: ...}.
-
-  Args:
-    target: abstract parameters, with shardings.
-    base: the frozen parameters in the checkpoint, by path.
-    pairs: shapes and dtypes of the parameters of pairs, by path.
-    tree: the name of the trained parameters.
-  """
+  """The abstract arrays of a checkpoint with pairs, its "base" and `tree`."""
   parts: dict[str, dict[lora.Path, Any]] = {"base": {}, tree: {}}
   for path, leaf in lora.flat(target).items():
     name = "/".join(map(str, path))
@@ -200,10 +186,6 @@ def chosen_params(
     step: step of the checkpoint; None for the newest intact one.
     abstract_params, fresh: as in `params`.
     label: the run's name in messages.
-
-  Raises:
-    UserError: there is no such checkpoint, or it is damaged or does not fit the
-      model.
   """
   folder = zoo.located(workdir)
   if folder != workdir:

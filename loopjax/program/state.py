@@ -1,16 +1,71 @@
-"""How the train state is split over the mesh."""
+"""Untrained train states, their sizes, and how they are split over the mesh."""
 
 from typing import Any
 
 import jax
 import optax
+from flax import nnx
 from jax.sharding import Mesh
 
 from loopjax import config as config_lib
 from loopjax import sharding
 from loopjax.optim import parameters
 from loopjax.program import step
+from loopjax.protocols import Model
 from loopjax.types import PRECISIONS, Carried
+
+
+def fresh_state(
+  settings: config_lib.Settings, tx: optax.GradientTransformation, key: Any
+) -> step.TrainState:
+  """The train state before the first step, initialised from a random key."""
+  return step.init_state(
+    fresh_params(settings, key),
+    tx,
+    jax.random.fold_in(key, 1),
+    settings.optim.ema_decay > 0,
+    init_carried(settings),
+    settings.optim.adaptation,
+  )
+
+
+def fresh_params(settings: config_lib.Settings, key: Any) -> Any:
+  """The model's parameters before the first step, a nested dict."""
+  model = _new_model(settings, jax.random.fold_in(key, 0))
+  return nnx.to_pure_dict(nnx.state(model))
+
+
+def abstract_model(settings: config_lib.Settings) -> tuple[nnx.GraphDef, Any]:
+  """(graphdef, shapes and dtypes of the parameters as a nested dict)."""
+  model = nnx.eval_shape(lambda: _new_model(settings, jax.random.key(0)))
+  graphdef, params = nnx.split(model)
+  return graphdef, nnx.to_pure_dict(params)
+
+
+def _new_model(settings: config_lib.Settings, key: Any) -> Model:
+  """The model with parameters initialised from a random key."""
+  rngs = nnx.Rngs(params=key)
+  return settings.family.Model(
+    settings.model, settings.spec, settings.loop, rngs=rngs
+  )
+
+
+def init_carried(settings: config_lib.Settings) -> Carried:
+  """The state that the first step carries; empty for most families."""
+  init = settings.family.init_carried
+  if init is None:
+    return Carried()
+  return init(settings.model, settings.spec, settings.run.batch_size)
+
+
+def num_elements(tree: Any) -> int:
+  """Elements of all arrays: the number of parameters, if the tree is these."""
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: Any) -> int:
+  """Bytes of all arrays."""
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def param_shardings(mesh: Mesh, min_split_size: int, params: Any) -> Any:
@@ -49,14 +104,7 @@ def state_shardings(
   params: Any,
   base: Any,
 ) -> step.TrainState:
-  """Shardings of the train state; EMA and moments follow their parameters.
-
-  Args:
-    mesh: the mesh of devices.
-    shapes: the abstract state.
-    tx: the optimizer.
-    params, base: shardings of the parameters.
-  """
+  """Shardings of the train state; EMA and moments follow their parameters."""
 
   def is_masked(moment: Any) -> bool:
     """Whether another optimizer updates the parameter."""
