@@ -28,7 +28,7 @@ No run needed: fit (does a config fit a machine you do not have?)"""
 _WORDS: dict[str, tuple[str, ...]] = {
   "train": ("loopjax.main",),
   "score": ("loopjax.score",),
-  "describe": ("loopjax.main", "--mode=describe"),
+  "describe": ("loopjax.describe",),
   "sweep": ("loopjax.sweep.__main__",),
   "report": ("loopjax.report.__main__",),
   "table": ("loopjax.report.table",),

@@ -5,7 +5,7 @@
 The default preset is :tiny; --list shows the configs and their presets. The
 same command resumes a run that was stopped; --extend continues one with more
 steps. --config.section.key=value changes a setting, --workdir=DIR sets where
-the run writes, and --mode=describe prints sizes, costs and settings. Without
+the run writes; `loopjax describe` prints sizes, costs and settings. Without
 --config, --mode=eval takes the config of the run in --workdir.
 
 Exit status: 0 completed, 1 failed, 2 a mistake by the user, 3 training
@@ -14,7 +14,6 @@ another process of the run was lost. After 4 and 5 the same command resumes the
 run.
 """
 
-import json
 import os
 import pathlib
 import shlex
@@ -32,6 +31,7 @@ from loopjax.errors import (
   local_path,
   one_line,
   one_line_errors,
+  print_error,
 )
 
 _STATUS = {
@@ -42,7 +42,7 @@ _STATUS = {
 # Schedulers judge a run by the process that ends first: one that lost another
 # leaves that to it.
 _SECONDS_AFTER_A_LOSS = 3
-MODES = ("train", "eval", "train_and_eval", "describe", "describe_json")
+MODES = ("train", "eval", "train_and_eval")
 
 
 def parser() -> command_line.ConfigParser:
@@ -52,8 +52,7 @@ def parser() -> command_line.ConfigParser:
     "--mode",
     choices=MODES,
     default="train_and_eval",
-    help="what to do [train_and_eval]; describe prints sizes and costs,"
-    " describe_json for programs",
+    help="what to do [train_and_eval]",
   )
   result.add_argument(
     "--list", action="store_true", help="list the configs and their presets"
@@ -93,11 +92,17 @@ def start(options: Any) -> int:
 
   user_cache.keep_compiled()
   config, mode = options.config, options.mode
-  if options.extend and mode not in ("train", "train_and_eval"):
+  if options.extend and mode == "eval":
     raise UserError(f"--extend has no effect with --mode={mode}")
-  if page := _page(options):
-    print(page)
+  if options.list:
+    from loopjax.commands import describe
+
+    print(describe.listing())
     return 0
+  if config is None:
+    raise UserError("--config=FILE is missing; --list shows the configs")
+  if jax.config.read("jax_enable_x64"):
+    raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
   folder = local_path(options.workdir) if options.workdir else None
   settings = config_lib.resolve(config, folder)  # Report mistakes first.
   by_user = {*options.overrides, *config_lib.by_user(config)}
@@ -113,31 +118,15 @@ def start(options: Any) -> int:
   except processes.ProcessLostError as error:
     _end_alone(error)
   except Exception as error:
-    if not jax.distributed.is_initialized():
+    if jax.distributed.is_initialized():
+      _end_alone(error)
+    if not _is_out_of_memory(error):
       raise
-    _end_alone(error)
+    print_error(_too_little_memory(error))
+    return ExitStatus.FAILED
   headline = (*settings.task_module.HEADLINE, *settings.family.headline)
   _say_end(options, summary, headline, zoo.output(workdir))
   return _STATUS[summary["status"]]
-
-
-def _page(options: Any) -> str:
-  """What to print instead of running; "" if there is something to run."""
-  import jax
-
-  from loopjax.commands import describe
-
-  if options.list:
-    return describe.listing()
-  if options.config is None:
-    raise UserError("--config=FILE is missing; --list shows the configs")
-  if jax.config.read("jax_enable_x64"):
-    raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
-  if options.mode == "describe":
-    return describe.page(describe.describe(options.config))
-  if options.mode == "describe_json":
-    return json.dumps(describe.describe(options.config), indent=2)
-  return ""
 
 
 def _run(options: Any, workdir: pathlib.Path) -> dict[str, Any]:
@@ -234,26 +223,38 @@ def _check_devices() -> None:
     raise UserError(f"JAX_PLATFORMS={platforms}: {reason}") from error
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+  import jax
+
+  is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+  return is_of_jax and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _too_little_memory(error: Exception) -> str:
+  return (
+    f"a device has too little memory ({one_line(error)});"
+    " --config.loop.remat=outputs or full keeps less for the backward pass,"
+    " --config.run.num_microbatches computes a batch in parts, and"
+    " `loopjax fit` says what fits"
+  )
+
+
 def _end_alone(error: Exception) -> NoReturn:
   """Exits immediately: a normal exit would wait for other processes."""
   import jax
 
   from loopjax.run import processes
 
-  reason = " ".join(str(error).split())[:300]
-  from_jax = isinstance(error, jax.errors.JaxRuntimeError)
-  out_of_memory = from_jax and "RESOURCE_EXHAUSTED" in reason
-  if isinstance(error, processes.ProcessLostError) or (
-    from_jax and not out_of_memory
-  ):
+  reason, process = one_line(error, 300), f"process {jax.process_index()}"
+  if processes.is_loss(error):
     line, status = f"another process was lost: {reason}", ExitStatus.LOST
   elif isinstance(error, UserError):
-    line = f"process {jax.process_index()}: {reason}"
-    status = ExitStatus.MISTAKE
+    line, status = f"{process}: {reason}", ExitStatus.MISTAKE
+  elif _is_out_of_memory(error):
+    line, status = f"{process}: {_too_little_memory(error)}", ExitStatus.FAILED
   else:
     traceback.print_exception(error)
-    line = f"process {jax.process_index()} failed: {reason}"
-    status = ExitStatus.FAILED
+    line, status = f"{process} failed: {reason}", ExitStatus.FAILED
   print(f"error: {line}", file=sys.stderr, flush=True)
   if status == ExitStatus.LOST:
     time.sleep(_SECONDS_AFTER_A_LOSS)

@@ -31,7 +31,7 @@ LAYERS = (
   ("hub",), ("saved",), ("generate",), ("analysis",),
   ("report", "sweep"),
   ("main", "eval", "fit", "library", "play", "zoo"),
-  ("score", "serve"), ("__main__",),
+  ("describe", "score", "serve"), ("__main__",),
 )  # fmt: skip
 
 
@@ -342,9 +342,9 @@ def test_training_imports_no_tools_and_no_other_family():
 def test_main_loads_its_own_family_and_task_alone():
   says = """
 import runpy, sys
-sys.argv = ["main", "--config=configs/sudoku_utm.py:smoke", "--mode=describe"]
+sys.argv = ["describe", "--config=configs/sudoku_utm.py:smoke"]
 try:
-  runpy.run_module("loopjax.main", run_name="__main__")
+  runpy.run_module("loopjax.describe", run_name="__main__")
 except SystemExit as end:
   assert not end.code
 for name, module in sys.modules.items():

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,22 @@ class ProcessLostError(Exception):
 
 class AgreedError(UserError):
   """A UserError that is raised on every process."""
+
+
+# In errors of JAX's distributed runtime and of the libraries that exchange
+# data. All others, such as those of a compiler, are the process's own.
+_LOSS = re.compile(
+  "UNAVAILABLE|DEADLINE_EXCEEDED|gloo|nccl|megascale|coordination|heartbeat"
+  "|barrier|connection (closed|reset|refused)|broken pipe|socket",
+  re.IGNORECASE,
+)
+
+
+def is_loss(error: Exception) -> bool:
+  """Whether an error says that another process is gone."""
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    return bool(_LOSS.search(str(error)))
+  return isinstance(error, ProcessLostError)
 
 
 def start(

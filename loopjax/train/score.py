@@ -209,7 +209,7 @@ def chosen_params(
   elif name != "newest":
     step = int(name)
   return restore.chosen_params(
-    source, step, program.abstract_params, f"--workdir={source}"
+    source, step, program.abstract_params, str(source)
   )
 
 

@@ -66,7 +66,7 @@ loopjax.__main__.main()
   [
     (["train", "--config=c.py"], ["loopjax.main", "--config=c.py"]),
     (["score", "runs/a"], ["loopjax.score", "runs/a"]),
-    (["describe"], ["loopjax.main", "--mode=describe"]),
+    (["describe", "--json"], ["loopjax.describe", "--json"]),
     (["sweep", "--sweep=s"], ["loopjax.sweep", "--sweep=s"]),
     (["report", "runs/a"], ["loopjax.report", "runs/a"]),
     (["table", "runs/a"], ["loopjax.report.table", "runs/a"]),

@@ -14,7 +14,7 @@ import pytest
 from tests_support import ROOT, command
 
 from loopjax import config as config_lib
-from loopjax import errors, score, train
+from loopjax import describe, errors, score, train
 from loopjax import main as main_lib
 from loopjax.analysis import figures
 from loopjax.run import processes
@@ -230,6 +230,20 @@ def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   )
 
 
+def test_too_little_memory_is_a_line_that_says_what_to_set(
+  main, monkeypatch, capsys
+):
+  def run(*_):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nat 0")
+
+  monkeypatch.setattr(train, "run", run)
+  assert main(BARE) == errors.ExitStatus.FAILED
+  (said,) = capsys.readouterr().err.splitlines()
+  assert said.startswith("error: a device has too little memory (RESOURCE_EXH")
+  for setting in ("loop.remat=", "run.num_microbatches", "loopjax fit"):
+    assert setting in said
+
+
 def test_without_a_config_it_says_how_to_find_one(capsys):
   assert command(main_lib.main) == 2
   missing = "error: --config=FILE is missing; --list shows the configs\n"
@@ -252,8 +266,8 @@ def test_help_is_what_it_does_then_the_flags(capsys):
 
 
 def test_a_config_may_be_a_word_of_its_own(capsys):
-  flags = "--config", "sudoku_utm:smoke", "--mode=describe"
-  assert command(main_lib.main, *flags) == 0
+  flags = "--config", "sudoku_utm:smoke"
+  assert command(describe.main, *flags) == 0
   said = capsys.readouterr().out
   assert said.startswith("model       utm on sudoku\nparameters  ")
   lines = said.splitlines()
@@ -272,7 +286,7 @@ def test_a_config_may_be_a_word_of_its_own(capsys):
   ],
 )
 def test_settings_are_described_by_mechanism(config, line, capsys):
-  assert command(main_lib.main, f"--config={config}", "--mode=describe") == 0
+  assert command(describe.main, f"--config={config}") == 0
   said = capsys.readouterr().out
   assert f"\n{line}" in said
   for setting in ("num_with_gradient", "injection", "num_loops", "width"):
@@ -285,9 +299,10 @@ def test_a_config_without_its_flag_is_suggested(capsys):
   assert meant in capsys.readouterr().err
 
 
-def test_describe_prints_json_and_trains_nothing(main, capsys):
-  flags = "--config=configs/sudoku_utm.py:paper", "--mode=describe_json"
-  assert main(*flags) == 0
+def test_describe_prints_json_and_trains_nothing(tmp_path, capsys):
+  flags = f"--config={ROOT}/configs/sudoku_utm.py:paper", "--json"
+  assert command(describe.main, *flags, directory=tmp_path) == 0
+  assert not [*tmp_path.iterdir()]
   described = json.loads(capsys.readouterr().out)
   assert described["parameters"] == 3_177_612
   assert described["config"]["model"]["name"] == "utm"
@@ -427,6 +442,13 @@ def test_other_errors_of_the_system_are_our_own():
   [
     (processes.ProcessLostError("silent"), 5, True),
     (jax.errors.JaxRuntimeError("Gloo all-reduce: connection closed"), 5, True),
+    (jax.errors.JaxRuntimeError("UNAVAILABLE: task 1 is silent"), 5, True),
+    (
+      jax.errors.JaxRuntimeError("INTERNAL: NCCL: remote process exited"),
+      5,
+      True,
+    ),
+    (jax.errors.JaxRuntimeError("INTERNAL: ptxas failed"), 1, False),
     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"), 1, False),
     (errors.UserError("file.txt, line 3: no number"), 2, False),
     (ZeroDivisionError("by zero"), 1, False),

@@ -10,7 +10,7 @@ import pytest
 from tests_support import CONFIGS, command, load_config, refused
 
 import loopjax
-from loopjax import checks, main, sections
+from loopjax import checks, describe, sections
 from loopjax import config as config_lib
 from loopjax.commands import command_line
 from loopjax.data import TASKS
@@ -214,13 +214,13 @@ def test_every_way_of_the_command_line_is_the_users(capsys):
     )
     config_lib.resolve(options.config)
   entry = "--config=configs/lm_looped.py:tiny"
-  describe = ("--mode=describe_json", "--config.eval.every=0")
-  assert command(main.main, entry, *describe) == 0
+  flags = ("--json", "--config.eval.every=0")
+  assert command(describe.main, entry, *flags) == 0
   output, error = capsys.readouterr()
   assert json.loads(output)["parameters"]
   assert error.count("note: the preset's eval.num_examples=128 does not") == 1
   assert error.count("\n") == 1
-  assert command(main.main, entry, *describe, "--config.eval.num_examples=1")
+  assert command(describe.main, entry, *flags, "--config.eval.num_examples=1")
   assert "error: eval.num_examples has no effect" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from in_float64 import without_rounding
 from tests_support import ROOT, command, long_case, refused
 
-from loopjax import main
+from loopjax import describe
 from loopjax.data.text import chat
 from loopjax.errors import UserError
 from loopjax.hub import __main__ as hub
@@ -295,8 +295,7 @@ def test_a_damaged_file_is_one_line(damage, message, tmp_path, capsys):
 def test_a_config_imports_a_file(tmp_path):
   file = make(tmp_path / "models")
   config = f"--config={ROOT / 'configs/lm_tune.py'}:smoke,import={file}"
-  arguments = (config, "--mode=describe")
-  assert command(main.main, *arguments, directory=tmp_path) == 0
+  assert command(describe.main, config, directory=tmp_path) == 0
   found = workdir_lib.read_config(tmp_path / "runs" / file.stem)
   assert found["model"]["name"] == "looped"
   table = file.with_suffix(".csv")

@@ -389,6 +389,10 @@ def test_a_missing_checkpoint_is_named(finished, tmp_path):
   with pytest.raises(UserError, match="contains no run"):
     score_model(smoke(), tmp_path / "nothing")
   assert not (tmp_path / "nothing").exists()
+  copy = shutil.copytree(finished, tmp_path / "copy")
+  shutil.rmtree(copy / "checkpoints")
+  with pytest.raises(UserError, match=f"^{copy} contains no checkpoints"):
+    score_model(smoke(), copy)
 
 
 def test_a_directory_in_use_is_refused(tmp_path):
