@@ -43,7 +43,8 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
   settings.check_schedule()
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   state = jax.eval_shape(
-    functools.partial(program_lib.fresh_state, settings, tx), jax.random.key(0)
+    functools.partial(program_lib.initial_state, settings, tx),
+    jax.random.key(0),
   )
   _, params = program_lib.abstract_model(settings)
   costs = settings.family.costs(

@@ -71,7 +71,7 @@ def build(
   resolved = config_lib.resolve(config)
   if not isinstance(seed, jax.Array):
     seed = checked.seed(seed)
-  params = state_lib.fresh_params(resolved, jax.random.key(seed))
+  params = state_lib.initial_params(resolved, jax.random.key(seed))
   graphdef, _ = program_lib.abstract_model(resolved)
   return Model(params, graphdef, About(resolved))
 

@@ -1,6 +1,6 @@
 """The parameter table: sharding, optimizer and decay of every parameter.
 
-A new kind of parameter needs a row here, or `register` from outside of this
+A new parameter needs a row here, or `register` from outside of this
 package; a parameter without one is an error at the start of a run. Patterns
 match the end of a path: parameters of a stack of layers have the names of one
 layer's parameters and an additional leading dimension.
@@ -259,10 +259,10 @@ def scale_by_rate(rates: tuple[str, ...]) -> optax.GradientTransformation:
   def scale(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
     leaves, structure = jax.tree.flatten(updates)
-    places = [_first(rates, name) for name in _names(updates)]
+    which = [_first(rates, name) for name in _names(updates)]
     scaled = [
       x if at is None else factors[at] * x
-      for x, at in zip(leaves, places, strict=True)
+      for x, at in zip(leaves, which, strict=True)
     ]
     return jax.tree.unflatten(structure, scaled), state
 

@@ -9,4 +9,4 @@ from loopjax.program.build import have_kernels as have_kernels
 from loopjax.program.build import make_program as make_program
 from loopjax.program.build import on_mesh as on_mesh
 from loopjax.program.state import abstract_model as abstract_model
-from loopjax.program.state import fresh_state as fresh_state
+from loopjax.program.state import initial_state as initial_state

@@ -19,7 +19,7 @@ from loopjax.program import gradients, step
 from loopjax.program.state import (
   abstract_model,
   casts_parameters,
-  fresh_state,
+  initial_state,
   num_bytes,
   param_shardings,
   specs_of,
@@ -113,7 +113,7 @@ def make_program(
   )
 
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
-  init = functools.partial(fresh_state, settings, tx)
+  init = functools.partial(initial_state, settings, tx)
   shapes = jax.eval_shape(init, jax.random.key(0))
   adapted, frozen = _adapted(shapes)
 

@@ -15,12 +15,12 @@ from loopjax.protocols import Model
 from loopjax.types import PRECISIONS, Carried
 
 
-def fresh_state(
+def initial_state(
   settings: config_lib.Settings, tx: optax.GradientTransformation, key: Any
 ) -> step.TrainState:
   """The train state before the first step, initialised from a random key."""
   return step.init_state(
-    fresh_params(settings, key),
+    initial_params(settings, key),
     tx,
     jax.random.fold_in(key, 1),
     settings.optim.ema_decay > 0,
@@ -29,7 +29,7 @@ def fresh_state(
   )
 
 
-def fresh_params(settings: config_lib.Settings, key: Any) -> Any:
+def initial_params(settings: config_lib.Settings, key: Any) -> Any:
   """The model's parameters before the first step, a nested dict."""
   model = _new_model(settings, jax.random.fold_in(key, 0))
   return nnx.to_pure_dict(nnx.state(model))

@@ -263,7 +263,7 @@ def eval_step(
   graphdef: nnx.GraphDef,
   score: Any,
   num_loops: int,
-  kind: str,
+  execution: str,
   trace: tuple[str, ...] = (),
   starts: starts_lib.Starts | None = None,
 ) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def eval_step(
     graphdef: the model without its parameters.
     score: the task's `score`.
     num_loops: number of loops to run.
-    kind: how the loop runs, see `loop.driver.run_loop`.
+    execution: how the loop runs, see `loop.driver.run_loop`.
     trace: per-loop records that the score uses.
     starts: several starts, one of which answers; None for a forward pass.
 
@@ -288,7 +288,7 @@ def eval_step(
     model, read = nnx.merge(graphdef, params), model_inputs(batch)
     if starts and keys is not None:
       read |= starts_lib.begin(model, keys, starts)
-    output = model(**read, num_loops=num_loops, kind=kind, trace=trace)
+    output = model(**read, num_loops=num_loops, kind=execution, trace=trace)
     if output.hidden is not None:  # No logits needed.
       tokens = token_losses.read_out(model, output.hidden, batch["targets"])
       output = output._replace(tokens=tokens)

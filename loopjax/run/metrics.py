@@ -35,7 +35,7 @@ class Writer:
     start_step: int,
     scored_again: bool,
     shown: Sequence[str],
-    boards: Sequence["TensorBoard | WeightsAndBiases"] = (),
+    dashboards: Sequence["TensorBoard | WeightsAndBiases"] = (),
   ):
     """Opens the files.
 
@@ -44,7 +44,7 @@ class Writer:
       start_step: step from which it resumes.
       scored_again: whether the run will evaluate at this step.
       shown: names of the metrics to print, in this order.
-      boards: dashboards that receive all metrics; closed with the writer.
+      dashboards: dashboards that receive all metrics; closed with the writer.
     """
     self.active = jax.process_index() == 0
     self.last: dict[str, float] = {}
@@ -64,7 +64,7 @@ class Writer:
       self._remember(row)
     self._file = path.open("a", encoding="utf-8")
     self._num_steps, self._shown = num_steps, shown
-    self._boards = boards
+    self._dashboards = dashboards
     self._bar = tqdm.tqdm(
       total=num_steps, initial=start_step, unit="step", disable=None
     )
@@ -92,11 +92,13 @@ class Writer:
     except OSError as error:  # A full disk; the error names no file.
       raise OSError(error.errno, error.strerror, self._file.name) from error
     self._remember(row)
-    for board in self._boards:
+    for dashboard in self._dashboards:
       if once:
-        board.once(step, {f"{split}/{name}": x for name, x in values.items()})
+        dashboard.once(
+          step, {f"{split}/{name}": x for name, x in values.items()}
+        )
       else:
-        board.numbers(step, named(split, scalars))
+        dashboard.numbers(step, named(split, scalars))
     self._show(step, split, scalars)
 
   def say(self, line: str) -> None:
@@ -109,19 +111,19 @@ class Writer:
       self._bar.write(line, file=sys.stdout)
 
   def images(self, step: int, files: Iterable[pathlib.Path]) -> None:
-    """Adds PNG files to the boards under their file names."""
+    """Adds PNG files to the dashboards under their file names."""
     for file in files if self.active else ():
       if file.suffix == ".png":
         pixels = matplotlib.image.imread(file)[..., :3]
-        for board in self._boards:
-          board.picture(step, file.stem, pixels)
+        for dashboard in self._dashboards:
+          dashboard.picture(step, file.stem, pixels)
 
   def close(self) -> None:
     if self.active:
       self._bar.close()
       self._file.close()
-      for board in self._boards:
-        board.close()
+      for dashboard in self._dashboards:
+        dashboard.close()
 
   def _remember(self, row: Mapping[str, Any]) -> None:
     prefix = f"{row['split']}/"

@@ -71,14 +71,14 @@ def write(folder: pathlib.Path, params: Any, dtype: Any) -> None:
 
 
 def read(
-  folder: pathlib.Path, abstract_params: Any, fresh: str = ""
+  folder: pathlib.Path, abstract_params: Any, optional: str = ""
 ) -> dict[str, Any]:
   """Reads nested parameters, with the dtypes and shardings of the target.
 
   Args:
     folder: the folder of the model.
     abstract_params: nested dict with target dtypes and shardings.
-    fresh: regular expression of parameters that may be missing.
+    optional: regular expression of parameters that may be missing.
   """
   import jax
 
@@ -89,7 +89,7 @@ def read(
   missing = {
     name
     for name in set(integrity.names(abstract_params)) - there.keys()
-    if fresh and re.search(fresh, name)
+    if optional and re.search(optional, name)
   }
   target = integrity.without(abstract_params, missing)
   wanted = integrity.describe(target)

@@ -158,7 +158,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
       graphdef=program.graphdef,
       score=score,
       num_loops=settings.eval_loops,
-      kind=settings.eval.execution,
+      execution=settings.eval.execution,
       trace=tuple(name for name in family.traces if name in read),
       starts=starts,
     ),

@@ -350,10 +350,10 @@ def find_nan(function: Callable[..., Any], *arguments: Any) -> str:
 
 def origin(error: BaseException, package: pathlib.Path = _PACKAGE) -> str:
   """ " at PATH:NUMBER", the package's innermost line; "" if there is none."""
-  place, trace = "", error.__traceback__
+  line, trace = "", error.__traceback__
   while trace:
     path = trace.tb_frame.f_code.co_filename
     if path != __file__ and pathlib.Path(path).is_relative_to(package):
-      place = f" at {path}:{trace.tb_lineno}"
+      line = f" at {path}:{trace.tb_lineno}"
     trace = trace.tb_next
-  return place
+  return line

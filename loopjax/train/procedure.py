@@ -283,7 +283,7 @@ def _begin(
   if restored:
     state, meta = restored
   else:
-    state = _fresh_state(program)
+    state = _initial_state(program)
     meta = {"batches": 0, "wall_seconds": 0.0, "pending": []}
   before = meta.get("data", {})
   if changed := [x for x in before if data.get(x, before[x]) != before[x]]:
@@ -309,7 +309,7 @@ def _begin(
   return state, meta, teacher.params
 
 
-def _fresh_state(program: program_lib.Program) -> step_lib.TrainState:
+def _initial_state(program: program_lib.Program) -> step_lib.TrainState:
   """The state before the first step, with the parameters of run.init_from."""
   options = program.settings.run
   state = program.init(jax.random.key(options.seed))
@@ -365,7 +365,7 @@ def _writer(
       or was_last
     ),
     shown=tuple(dict.fromkeys(("loss", *headline, "steps_per_second"))),
-    boards=metrics.dashboards(
+    dashboards=metrics.dashboards(
       workdir, start_step, settings.run.wandb_project, settings.plain
     ),
   )

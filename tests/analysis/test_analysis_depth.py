@@ -132,7 +132,7 @@ def test_scores_at_a_depth_are_those_of_an_evaluation(family, factor, tmp_path):
     {name: jnp.asarray(x) for name, x in evaluated.batch.items()},
     graphdef=evaluated.graphdef,
     score=evaluated.settings.task_module.score,
-    kind="scan",
+    execution="scan",
   )
   ran = {1, 2, 4, trained, most}
   for loops in range(1, most + 1):

@@ -100,7 +100,7 @@ def test_losses_and_scores_keep_documents_apart(name):
       graphdef=graphdef,
       score=score,
       num_loops=2,
-      kind="scan",
+      execution="scan",
     )
     return loss, scores["scores"]["nats"]
 

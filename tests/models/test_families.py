@@ -495,7 +495,7 @@ def test_evaluation_makes_no_array_of_tokens_by_vocabulary():
     graphdef=graphdef,
     score=TASKS["text"].score,
     num_loops=LOOPS,
-    kind="scan",
+    execution="scan",
   )
   data = {**batch(), "bytes": jnp.ones((3, LENGTH)), "valid": jnp.ones(3, bool)}
   assert max(traced_sizes(evaluate, params, data)) < 24 * 8192

@@ -140,8 +140,8 @@ def test_parameters_alone_and_fresh_ones_beside_them(tmp_path):
   np.testing.assert_array_equal(loaded["a"]["kernel"], expected["a"]["kernel"])
   wanted["gate"] = {"bias": wanted["b"]}
   with pytest.raises(UserError, match="missing gate/bias"):
-    restore.params(tmp_path, 1, wanted, fresh="^other")
-  loaded = restore.params(tmp_path, 1, wanted, fresh="^gate")
+    restore.params(tmp_path, 1, wanted, optional="^other")
+  loaded = restore.params(tmp_path, 1, wanted, optional="^gate")
   assert "gate" not in loaded
   merged = lora.replaced({**tree()["params"], "gate": {"bias": 5}}, loaded)
   assert merged["gate"] == {"bias": 5}

@@ -143,7 +143,7 @@ def test_scores_with_weights_are_ratios_of_sums():
     graphdef=program.graphdef,
     score=lambda *_: {"bits": (values, weights)},
     num_loops=1,
-    kind="scan",
+    execution="scan",
   )
   rows = jax.tree.map(np.asarray, rows)
   got = evaluate._means(rows, {"half": ("even", "odd")}, "test")["test"]

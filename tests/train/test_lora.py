@@ -82,7 +82,7 @@ def test_a_runs_seed_draws_its_pairs():
   def first(seed):
     settings = config_lib.resolve(smoke(run__seed=seed, **PAIRS))
     key = jax.random.key(settings.run.seed)
-    state = program_lib.fresh_state(settings, optax.sgd(1.0), key)
+    state = program_lib.initial_state(settings, optax.sgd(1.0), key)
     leaves = jax.tree_util.tree_leaves_with_path(state.params)
     drawn = [np.ravel(x) for path, x in leaves if path[-1].key == "A"]
     return np.concatenate(drawn)
@@ -139,7 +139,7 @@ def one_step(num_microbatches, **overrides):
   dataset = make_datasets(settings)["train"]
   batch = next(pipeline.iterate(dataset.batches, num_threads=0))
   tx = optax.sgd(1.0)
-  state = program_lib.fresh_state(settings, tx, KEY)
+  state = program_lib.initial_state(settings, tx, KEY)
   after, _ = jax.jit(
     lambda state: step.train_step(
       state, batch, {}, graphdef=graphdef, teacher_graphdef=None,

@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_named(finished, tmp_path, monkeypatch):
   # Unless new files are allowed.
   abstract = abstract_params(finished)
   _, found = restore.chosen_params(
-    pathlib.Path("zoo:own"), None, abstract, "", fresh=re.escape(name)
+    pathlib.Path("zoo:own"), None, abstract, "", optional=re.escape(name)
   )
   assert len(jax.tree.leaves(found)) == len(params) - 1
   (folder / zoo.PARAMS).write_bytes(b"1234")

@@ -59,7 +59,7 @@ def checksums(tree: Any) -> dict[str, str]:
 def record(tree: Any) -> dict[str, list[Any]]:
   """{path: [shape, dtype, checksum]} of arrays, the same on every mesh."""
   sums = checksums(tree)
-  return {name: [*kind, sums[name]] for name, kind in describe(tree).items()}
+  return {name: [*shape, sums[name]] for name, shape in describe(tree).items()}
 
 
 def digest(content: Any) -> str:
@@ -73,8 +73,8 @@ def _sum(x: Array, on_one_device: bool) -> Array:
   """u32 [2] of one array."""
   mixed = _bits(x)
   for axis in range(mixed.ndim):
-    place = jax.lax.broadcasted_iota(jnp.uint32, mixed.shape, axis)
-    mixed = _mix(mixed ^ _mix(place + jnp.uint32(axis)))
+    index = jax.lax.broadcasted_iota(jnp.uint32, mixed.shape, axis)
+    mixed = _mix(mixed ^ _mix(index + jnp.uint32(axis)))
   halves = tuple(_mix(mixed ^ jnp.uint32(salt)) for salt in (1, 2))
   if on_one_device:
     # XLA fuses one reduction of both; two store all mixed bits. Of a sharded
@@ -115,9 +115,9 @@ def compare(
   missing = [name for name in wanted if name not in there]
   extra = [name for name in there if name not in wanted]
   other = [
-    f"{name} ({there[name][1]}{there[name][0]} there, {kind[1]}{kind[0]} here)"
-    for name, kind in wanted.items()
-    if name in there and list(there[name][:2]) != list(kind)
+    f"{name} ({there[name][1]}{there[name][0]} there, {mine[1]}{mine[0]} here)"
+    for name, mine in wanted.items()
+    if name in there and list(there[name][:2]) != list(mine)
   ]
   problems = [
     f"{label} {abbreviate(names)}"

@@ -100,7 +100,7 @@ def state(
 
 
 def params(
-  workdir: pathlib.Path, step: int, abstract_params: Any, fresh: str = ""
+  workdir: pathlib.Path, step: int, abstract_params: Any, optional: str = ""
 ) -> dict[str, Any]:
   """Reads only parameters: the averaged ones if the run averaged.
 
@@ -109,7 +109,7 @@ def params(
   Args:
     step: step of the checkpoint.
     abstract_params: nested dict with target shardings.
-    fresh: regular expression of parameters that may be missing.
+    optional: regular expression of parameters that may be missing.
 
   Returns:
     Nested dict as `abstract_params`, without those that are missing.
@@ -133,7 +133,7 @@ def params(
   missing = {
     name
     for name in wanted
-    if name not in there and fresh and re.search(fresh, name)
+    if name not in there and optional and re.search(optional, name)
   }
   known = {k: v for k, v in wanted.items() if k not in missing}
   where = workdir / DIRECTORY / str(step)
@@ -177,14 +177,14 @@ def chosen_params(
   step: int | None,
   abstract_params: Any,
   label: str,
-  fresh: str = "",
+  optional: str = "",
 ) -> tuple[int, dict[str, Any]]:
   """The step and the `params` of a requested checkpoint.
 
   Args:
     workdir: the run's work directory, or zoo:NAME.
     step: step of the checkpoint; None for the newest intact one.
-    abstract_params, fresh: as in `params`.
+    abstract_params, optional: as in `params`.
     label: the run's name in messages.
   """
   folder = zoo.located(workdir)
@@ -196,10 +196,10 @@ def chosen_params(
       raise UserError(
         f"{label}: no checkpoint at step {step}; available: {only}"
       )
-    return only, zoo.read(folder, abstract_params, fresh)
+    return only, zoo.read(folder, abstract_params, optional)
 
   def read(at: int) -> tuple[int, Any]:
-    return at, params(workdir, at, abstract_params, fresh)
+    return at, params(workdir, at, abstract_params, optional)
 
   try:
     found = (

@@ -47,7 +47,7 @@ def wandb(monkeypatch):
 def write(workdir, start_step, project="loops"):
   writer = metrics.Writer(
     workdir, 20, start_step, scored_again=False, shown=(),
-    boards=metrics.dashboards(workdir, start_step, project, CONFIG),
+    dashboards=metrics.dashboards(workdir, start_step, project, CONFIG),
   )  # fmt: skip
   writer.write(10, "train", {"loss": 1.5, "halting": np.array([1.0, 2.0])})
   matplotlib.image.imsave(workdir / "puzzle.png", np.zeros((2, 3, 3)))
@@ -82,7 +82,7 @@ def test_tensorboard_gets_curves_and_few_single_points(tmp_path):
   """Final per-loop scores are a curve; groups are in the report."""
   writer = metrics.Writer(
     tmp_path, 20, 0, scored_again=False, shown=(),
-    boards=metrics.dashboards(tmp_path, 0, "", CONFIG),
+    dashboards=metrics.dashboards(tmp_path, 0, "", CONFIG),
   )  # fmt: skip
   for step in (10, 20):
     scores = {"loss": 1.0, "loss/standard_error": 0.1, "loss/rating=0": 2.0}
