@@ -14,7 +14,6 @@ from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.optim import chain, parameters
-from loopjax.run.checkpoints import checkpoint, restore
 
 # Tiny programs take longer to compile than to run.
 compiled = functools.partial(
@@ -233,7 +232,7 @@ def test_pytorch_agrees():
 
 
 def train(mesh, num_steps=3):
-  """The program, its state after steps with large rates, and its settings."""
+  """The state after steps with large rates."""
   config = load_config(*SMOKE["looped"])
   sizes = dict(zip(sharding.AXES, mesh, strict=True))
   config_lib.override(
@@ -252,21 +251,13 @@ def train(mesh, num_steps=3):
   settings = config_lib.resolve(config)
   program = program_lib.make_program(settings, jax.devices()[: math.prod(mesh)])
   batch = stacked(program, train_batches(settings, num_steps))
-  state, _ = program.train(program.init(jax.random.key(0)), batch, {})
-  return program, state
-
-
-@pytest.fixture(scope="module")
-def one_device():
-  """Program and state after three steps on one device."""
-  return train((1, 1, 1))
+  return program.train(program.init(jax.random.key(0)), batch, {})[0]
 
 
 # Minutes on two cores; other tests check its parts.
 @pytest.mark.manual
-def test_a_mesh_computes_what_one_device_computes(one_device, capfd):
-  expected = one_device[1]
-  _, state = train((2, 2, 2))
+def test_a_mesh_computes_what_one_device_computes(capfd):
+  expected, state = train((1, 1, 1)), train((2, 2, 2))
   for got, reference in (
     (state.params, expected.params),
     (state.opt_state, expected.opt_state),
@@ -288,32 +279,3 @@ def test_a_mesh_computes_what_one_device_computes(one_device, capfd):
     assert mean.sharding == kernel.sharding
   table = optax.tree.get(state.opt_state, "nu")["token_embedding"]["embedding"]
   assert not table.sharding.is_fully_replicated
-
-
-# Minutes on two cores; other tests check its parts.
-@pytest.mark.manual
-def test_muon_moves_the_body_and_keeps_one_moment_of_it(one_device):
-  program, state = one_device
-  start = program.init(jax.random.key(0)).params["layers"]["mlp"]
-  moved = jax.tree.map(
-    lambda x, y: np.abs(x - y).mean(), state.params["layers"]["mlp"], start
-  )
-  # Three steps of 0.02 with singular values near one.
-  assert all(0.002 < step < 0.03 for step in jax.tree.leaves(moved)), moved
-  assert len(jax.tree.leaves(optax.tree.get(state.opt_state, "trace"))) == 7
-  assert len(jax.tree.leaves(optax.tree.get(state.opt_state, "nu"))) == 4
-
-
-# Minutes on two cores; other tests check its parts.
-@pytest.mark.manual
-def test_a_checkpoint_brings_both_halves_back(one_device, tmp_path):
-  program, state = one_device
-  checkpoints = checkpoint.Checkpoints(tmp_path)
-  try:
-    checkpoints.save(3, state, {})
-  finally:
-    checkpoints.close()
-  restored, _ = restore.state(tmp_path, 3, program.abstract_state)
-  assert jax.tree.structure(restored) == jax.tree.structure(state)
-  same = jax.tree.map(lambda x, y: bool(jnp.array_equal(x, y)), restored, state)
-  assert all(jax.tree.leaves(same))

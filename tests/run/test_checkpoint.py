@@ -125,7 +125,8 @@ def test_what_does_not_fit_is_named(tmp_path, change, message):
   def read(step):
     return restore.state(tmp_path, step, abstract(wanted))
 
-  with pytest.raises(UserError, match=message):
+  instead = f"cannot be resumed, but --config.run.init_from={tmp_path} starts"
+  with pytest.raises(UserError, match=f"{message}.*{instead}"):
     restore.newest(tmp_path, read, set_aside=False)
   params = abstract(wanted["params"])
   with pytest.raises(UserError, match=message.replace("params/", "")):

@@ -95,7 +95,15 @@ def state(
   """
   record = meta(workdir, step)
   where = workdir / DIRECTORY / str(step)
-  integrity.compare(integrity.describe(abstract_state), record["arrays"], where)
+  try:
+    integrity.compare(
+      integrity.describe(abstract_state), record["arrays"], where
+    )
+  except UserError as error:  # With equal settings: of an earlier version.
+    raise UserError(
+      f"{error}; a run of another version cannot be resumed, but"
+      f" --config.run.init_from={workdir} starts from its parameters"
+    ) from error
   return _read(where, abstract_state, record["arrays"]), record
 
 
