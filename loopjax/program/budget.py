@@ -51,7 +51,7 @@ def mlp_ratio(
 
   def amount(features: int) -> float:
     changed = config.copy_and_resolve_references()
-    changed.model.mlp_ratio = _ratio(features, width)
+    changed.model.mlp_ratio = ratio_of(features, width)
     return measure(config_lib.resolve(changed))
 
   first, second = amount(multiple), amount(2 * multiple)
@@ -61,7 +61,7 @@ def mlp_ratio(
       f"model.mlp_ratio: no MLP width gives {measure.__name__}={target:,.0f};"
       f" the other parts of the model have {2 * first - second:,.0f}"
     )
-  return _ratio(steps * multiple, width)
+  return ratio_of(steps * multiple, width)
 
 
 def matched(
@@ -87,7 +87,7 @@ def matched(
   return {**item, "model.mlp_ratio": ratio}
 
 
-def _ratio(features: int, width: int) -> float:
+def ratio_of(features: int, width: int) -> float:
   """A ratio r with floor(r width) = features, despite rounding."""
   ratio = features / width
   return (

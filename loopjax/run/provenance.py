@@ -25,12 +25,12 @@ def environment() -> dict[str, Any]:
       "loopjax": loopjax.__version__,
       **{name: metadata.version(name) for name in packages},
     },
-    "revision": _revision(_PACKAGE),
-    "command": _command(sys.orig_argv),
+    "revision": revision_of(_PACKAGE),
+    "command": command_of(sys.orig_argv),
   }
 
 
-def _command(words: Sequence[str]) -> str:
+def command_of(words: Sequence[str]) -> str:
   """The command of a process, to be typed on any machine."""
   _, *words = words  # The interpreter.
   if words and pathlib.Path(words[0]).stem == "loopjax":  # Its script.
@@ -40,13 +40,13 @@ def _command(words: Sequence[str]) -> str:
 
 def has_landed(revision: str, package: pathlib.Path = _PACKAGE) -> bool | None:
   """Whether a commit is HEAD or before it; None outside a checkout."""
-  if not _revision(package):
+  if not revision_of(package):
     return None
   words = ["git", "merge-base", "--is-ancestor", revision, "HEAD"]
   return not subprocess.run(words, cwd=package, capture_output=True).returncode
 
 
-def _revision(package: pathlib.Path) -> str:
+def revision_of(package: pathlib.Path) -> str:
   """Commit of the checkout that has the package at its root; "" outside one."""
 
   def git(*arguments: str) -> str:

@@ -56,7 +56,7 @@ def make_evaluator(
     num_batches = math.ceil(num_examples / batch_size) or None
     batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
     rows = _scored(program, eval_fn, batches, params, between_batches)
-    return _means(rows, dataset.groups, split)
+    return means(rows, dataset.groups, split)
 
   return evaluate
 
@@ -131,7 +131,7 @@ def check(
     rows[f"group/{grouping}"] = np.arange(num) % len(groups)
   names = [
     name
-    for split, scores in _means(rows, dataset.groups, "validation").items()
+    for split, scores in means(rows, dataset.groups, "validation").items()
     for name in metrics.named(split, scores)
     if "standard_error" not in name
   ]
@@ -166,7 +166,7 @@ def _step(program: program_lib.Program) -> Callable[..., Any]:
   )
 
 
-def _means(
+def means(
   rows: Mapping[str, Any],
   groups: Mapping[str, Sequence[str]],
   scored_split: str,

@@ -47,7 +47,7 @@ def test_no_other_width_is_closer(multiple):
 def test_every_width_has_its_ratio():
   for width in (96, 100, 384, 768, 770):
     for features in range(1, 6000):
-      assert int(width * budget._ratio(features, width)) == features
+      assert int(width * budget.ratio_of(features, width)) == features
 
 
 def test_a_model_that_is_too_large_without_mlps_is_one_line():

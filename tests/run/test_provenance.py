@@ -20,15 +20,15 @@ def git(folder, *arguments):
 def test_the_revision_is_of_the_checkout_around_the_package(tmp_path):
   package = tmp_path / "project" / "loopjax"
   package.mkdir(parents=True)
-  assert provenance._revision(package) == ""
+  assert provenance.revision_of(package) == ""
   git(package.parent, "init", "-q")
   (package / "file.py").write_text("x = 1\n")
   git(package.parent, "add", ".")
   git(package.parent, "commit", "-q", "-m", "first")
   commit = git(package.parent, "rev-parse", "HEAD")[:12]
-  assert provenance._revision(package) == commit
+  assert provenance.revision_of(package) == commit
   (package / "file.py").write_text("x = 2\n")
-  assert provenance._revision(package) == f"{commit}-dirty"
+  assert provenance.revision_of(package) == f"{commit}-dirty"
 
 
 def test_a_commit_has_landed_if_head_has_it(tmp_path):
@@ -56,13 +56,13 @@ def test_a_package_inside_another_checkout_has_none(tmp_path):
   (package / "file.py").write_text("x = 1\n")
   git(tmp_path / "other", "add", ".")
   git(tmp_path / "other", "commit", "-q", "-m", "first")
-  assert provenance._revision(package) == ""
+  assert provenance.revision_of(package) == ""
 
 
 def test_a_run_records_the_revision_of_this_package(monkeypatch):
   asked = []
   monkeypatch.setattr(
-    provenance, "_revision", lambda package: asked.append(package) or "abc"
+    provenance, "revision_of", lambda package: asked.append(package) or "abc"
   )
   assert provenance.environment()["revision"] == "abc"
   assert asked == [pathlib.Path(loopjax.__file__).parent]
@@ -80,4 +80,4 @@ def test_a_run_records_the_revision_of_this_package(monkeypatch):
   ],
 )
 def test_a_command_has_no_path_of_this_machine(words, expected):
-  assert provenance._command(words) == expected
+  assert provenance.command_of(words) == expected

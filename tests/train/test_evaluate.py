@@ -71,7 +71,7 @@ def test_groups_that_are_splits_have_names_of_their_own():
   right = np.float32([1, 1, 0, 0])
   rows = rows_of({"right": right}, split=[0, 0, 0, 1], kind=[0, 1, 1, 2])
   groups = {"split": ("near", "far"), "kind": ("near/old", "new/er", "far/x")}
-  scores = evaluate._means(rows, groups, "test")
+  scores = evaluate.means(rows, groups, "test")
   assert set(scores) == {"test", "near", "far"}
   assert "right" not in scores["test"]  # A mean over splits is meaningless.
   assert scores["near"]["right"] == pytest.approx(2 / 3)
@@ -94,7 +94,7 @@ def test_examples_that_count_differently():
   rng = np.random.default_rng(0)
   values, weights = rng.normal(5, 1, 40), rng.uniform(1, 9, 40)
   rows = rows_of({"bits": (values, weights)}, half=[0] * 40)
-  got = evaluate._means(rows, {}, "test")["test"]
+  got = evaluate.means(rows, {}, "test")["test"]
   mean = np.average(values, weights=weights)
   assert got["bits"] == pytest.approx(mean)
   squares = 40 / 39 * np.sum((weights * (values - mean)) ** 2)
@@ -110,7 +110,7 @@ def test_the_error_of_scores_that_hardly_differ(spread):
   values = np.float32(3.4 * (1 + spread * rng.normal(size=2000)))
   ids = np.arange(2000) % 2
   rows = rows_of({"loss": values}, half=ids)
-  got = evaluate._means(rows, {"half": ("even", "odd")}, "test")["test"]
+  got = evaluate.means(rows, {"half": ("even", "odd")}, "test")["test"]
   for suffix, part in (
     ("", values), ("/half=even", values[::2]), ("/half=odd", values[1::2]),
   ):  # fmt: skip
@@ -120,7 +120,7 @@ def test_the_error_of_scores_that_hardly_differ(spread):
 
 def test_the_error_of_two_examples_and_of_one():
   rows = rows_of({"right": np.float32([1, 0, 1])}, kind=[0, 0, 1])
-  got = evaluate._means(rows, {"kind": ("two", "one")}, "test")["test"]
+  got = evaluate.means(rows, {"kind": ("two", "one")}, "test")["test"]
   assert got["right/kind=two/standard_error"] == pytest.approx(0.5)
   assert got["right/kind=one"] == 1.0
   assert "right/kind=one/standard_error" not in got
@@ -146,7 +146,7 @@ def test_scores_with_weights_are_ratios_of_sums():
     execution="scan",
   )
   rows = jax.tree.map(np.asarray, rows)
-  got = evaluate._means(rows, {"half": ("even", "odd")}, "test")["test"]
+  got = evaluate.means(rows, {"half": ("even", "odd")}, "test")["test"]
   for suffix, chosen in (
     ("", valid),
     ("/half=even", valid & (group == 0)),
@@ -160,7 +160,7 @@ def test_a_score_without_weight_has_no_mean():
   """It would be 0, the best of losses."""
   losses = np.float32([0, 0, 2, 2, 2]), np.float32([0, 0, 1, 1, 1])
   rows = rows_of({"loss": losses}, kind=[0, 0, 1, 1, 1])
-  scores = evaluate._means(rows, {"kind": ("old", "new")}, "test")["test"]
+  scores = evaluate.means(rows, {"kind": ("old", "new")}, "test")["test"]
   assert scores["count/kind=old"] == 2
   assert "loss/kind=old" not in scores
   assert scores["loss/kind=new"] == 2

@@ -22,12 +22,11 @@ from loopjax import train
 from loopjax.analysis import figures, sudoku
 from loopjax.errors import UserError
 from loopjax.optim import chain
-from loopjax.run import metrics, preemption
+from loopjax.run import metrics, preemption, profiling
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import restore
 from loopjax.sweep import items
 from loopjax.train import evaluate
-from loopjax.train import loop as train_loop
 from loopjax.train.score import score_model
 
 pytestmark = pytest.mark.usefixtures("sketches", "programs")
@@ -92,12 +91,13 @@ def test_an_evaluation_is_no_time_of_training(tmp_path, monkeypatch):
     types.SimpleNamespace(perf_counter=lambda: late[0] + time.perf_counter()),
   )
 
-  def evaluate(*_):
+  def evaluator(params, split, num_examples=0):
     late[0] += 1e6
+    return {split: {}}
 
-  monkeypatch.setattr(train_loop, "_evaluate", evaluate)
+  monkeypatch.setattr(evaluate, "make_evaluator", lambda *_: evaluator)
   train.run(smoke(eval__every=10), tmp_path, "train_and_eval")
-  assert late == [1e6]
+  assert late == [3e6]  # In training and, of two splits, at the end.
   rates = [
     row["steps_per_second"]
     for row in workdir_lib.read_metrics(tmp_path)
@@ -107,17 +107,13 @@ def test_an_evaluation_is_no_time_of_training(tmp_path, monkeypatch):
   assert min(rates) > 10 / 1000
 
 
-def test_the_memory_of_the_step_is_printed(monkeypatch):
-  said, mib = [], 2**20
+def test_the_memory_of_the_step_is_printed(tmp_path, monkeypatch, capsys):
+  mib = 2**20
   memory = {"arguments": 3 * mib, "temporaries": 4 * mib, "outputs": 0}
-  monkeypatch.setattr(train_loop.profiling, "memory", lambda _: memory)
-  step = types.SimpleNamespace(lower=lambda *_: step, compile=lambda: "done")
-  program = types.SimpleNamespace(train=step, schedule=lambda _: 0)
-  compiled, costs = train_loop._compile(
-    program, (), types.SimpleNamespace(say=said.append)
-  )
-  assert (compiled, costs["memory_bytes"]) == ("done", memory)
-  assert said[-1].endswith(" s; 7 MiB per device")
+  monkeypatch.setattr(profiling, "memory", lambda _: memory)
+  done = train.run(smoke(), tmp_path, "train")
+  assert done["memory_bytes"] == memory
+  assert " s; 7 MiB per device\n" in capsys.readouterr().out
 
 
 def test_the_schedule_is_compiled_before_the_first_step(tmp_path, monkeypatch):
@@ -408,7 +404,7 @@ def test_a_failed_run_is_in_use_until_its_save_ends(
 ):
   """The save of step 5 ends when the failed run waits for it, or unlocks."""
   failed, may_end, order = threading.Event(), threading.Event(), []
-  held, handler = workdir_lib._held, ocp.PyTreeCheckpointHandler
+  locked, handler = workdir_lib.locked, ocp.PyTreeCheckpointHandler
   wait, end = ocp.CheckpointManager.wait_until_finished, handler.finalize
 
   def fail(*_):
@@ -428,18 +424,18 @@ def test_a_failed_run_is_in_use_until_its_save_ends(
   @contextlib.contextmanager
   def watched(workdir):
     try:
-      with held(workdir):
+      with locked(workdir):
         yield
     finally:
       order.append("unlocked")
       may_end.set()
 
-  monkeypatch.setattr(train_loop, "_log", fail)
+  monkeypatch.setattr(metrics.Writer, "write", fail)
   monkeypatch.setattr(
     ocp.CheckpointManager, "wait_until_finished", wait_for_save
   )
   monkeypatch.setattr(handler, "finalize", end_save)
-  monkeypatch.setattr(workdir_lib, "_held", watched)
+  monkeypatch.setattr(workdir_lib, "locked", watched)
   with pytest.raises(error):
     train.run(smoke(run__checkpoint_every=5), tmp_path, "train")
   assert order == ["saved", "unlocked"]
