@@ -418,6 +418,11 @@ def test_wrong_arguments_are_named(arg, message):
     ({"eval.execution": "unroll"}, "eval.execution='unroll'"),
     ({"eval.num_examples": 64}, "eval.num_examples has no effect"),
     ({"mesh.data": 0}, "needs positive sizes"),
+    ({"mesh.gather": "once"}, "mesh.gather='once' is not one of step, weigh"),
+    (
+      {"mesh.tensor": 2, "mesh.gather": "weights"},
+      "mesh.gather has no effect while mesh.tensor=2",
+    ),
     ({"model.router_bias": float("nan")}, "must be a finite float"),
     ({"model.rope_base": 0.0}, "model.rope_base=0.0"),
     ({"model.mlp_ratio": 0.0}, "model.mlp_ratio=0.0"),

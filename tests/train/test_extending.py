@@ -16,7 +16,6 @@ from tests_support import (
 from loopjax import config as config_lib
 from loopjax import main, train
 from loopjax.config import settings as settings_lib
-from loopjax.errors import UserError
 from loopjax.run.checkpoints import restore
 from loopjax.train import loop
 
@@ -217,13 +216,7 @@ def test_a_restart_ends_at_the_same_step(stopped, tmp_path, cut_at):
   assert rows_of_metrics(cut) == rows_of_metrics(stopped)
 
 
-def test_what_has_no_effect_is_refused(tmp_path):
-  for mode, options, message in (
-    ("train_and_eval", {"run__stop_after": 1}, "stop_after=1 has no effect"),
-    ("train", CONSTANT, "run.stop_after has no effect with --mode=train"),
-  ):
-    with pytest.raises(UserError, match=message):
-      train.run(smoke(**options), tmp_path / "run", mode)
+def test_without_evaluations_nothing_ends_early():
   config = smoke(**CONSTANT)
   config_lib.set_by_user(config, {"eval.every": 0})
   assert config_lib.resolve(config).run.stop_after == 0

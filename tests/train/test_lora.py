@@ -317,11 +317,6 @@ def test_settings_of_pairs_that_have_no_effect_are_named(arg, message):
     config_lib.resolve(load_config("lm_looped", f"smoke,{arg}"))
 
 
-def test_pairs_need_a_trained_model(tmp_path):
-  with refused("optim.lora_rank=3 needs run.init_from"):
-    train.run(smoke(**PAIRS), tmp_path, "train")
-
-
 def test_a_preset_s_muon_gives_way(capsys):
   config = load_config("lm_looped", "tiny,optim.lora_rank=4")
   settings = config_lib.resolve(config)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tests_support import load_config, smoke, summary_of
+from tests_support import load_config, refused, smoke, summary_of
 from tests_support import rows_of_metrics as rows
 
 from loopjax import config as config_lib
@@ -458,11 +458,38 @@ def test_an_unwritable_directory_is_named(tmp_path):
     train.run(smoke(), tmp_path / "file" / "run", "train")
 
 
-def test_nothing_is_written_when_the_data_is_wrong(tmp_path):
-  missing = {"task__train_csv": "none.csv", "task__test_csv": "neither.csv"}
-  config = smoke(**missing)
-  with pytest.raises(UserError, match="none.csv"):
-    train.run(config, tmp_path / "run", "train")
+# Settings, a mode, and the message.
+REFUSED = [
+  (
+    smoke(task__train_csv="none.csv", task__test_csv="neither.csv"), "train",
+    "none.csv",
+  ),
+  # In bfloat16 most updates would be lost to rounding.
+  (
+    load_config("lm_looped", "smoke,model.precision=bfloat16_params"), "train",
+    "'bfloat16_params' is for inference only",
+  ),
+  (
+    smoke(
+      eval__every=10, run__keep_best=1,
+      run__best_metric="validation/exactmatch",
+    ),
+    "train_and_eval", "score; expected one of .*/exact_match, ",
+  ),
+  (smoke(eval__every=10, run__keep_best=1), "train", "keep_best has no effect"),
+  (
+    smoke(eval__every=10, run__stop_after=1), "train",
+    "run.stop_after has no effect with --mode=train",
+  ),
+  (smoke(run__stop_after=1), "train_and_eval", "stop_after=1 has no effect"),
+  (smoke(optim__lora_rank=3), "train", "lora_rank=3 needs run.init_from"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "mode", "message"), REFUSED)
+def test_a_run_that_cannot_be_writes_nothing(config, mode, message, tmp_path):
+  with refused(message):
+    train.run(config, tmp_path / "run", mode)
   assert not (tmp_path / "run").exists()
 
 
@@ -485,16 +512,6 @@ def test_growth_ends_before_training_does_and_earlier_runs_are_read(tmp_path):
     (tmp_path / f"{name}.json").write_text(json.dumps(content))
   assert config_lib.of_run(tmp_path, "RUN").model.growth_steps == (20,)
   assert train.run(config, tmp_path, "train") == files["summary"]
-
-
-def test_parameters_that_are_only_read_are_not_trained(tmp_path):
-  """In bfloat16 most updates would be lost to rounding."""
-  config = load_config("lm_looped", "smoke,model.precision=bfloat16_params")
-  with pytest.raises(
-    UserError, match="'bfloat16_params' is for inference only"
-  ):
-    train.run(config, tmp_path / "run", "train")
-  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
@@ -524,20 +541,6 @@ def test_training_alone_keeps_the_rows_of_an_evaluation(tmp_path):
     for r in expected
     if r["split"] == "train" or (r["split"], r["step"]) == ("validation", 10)
   ]
-
-
-def test_a_score_that_is_none_is_named(tmp_path):
-  config = smoke(
-    eval__every=10, run__keep_best=1, run__best_metric="validation/exactmatch"
-  )
-  workdir = tmp_path / "a"
-  with pytest.raises(
-    UserError, match="score; expected one of .*/exact_match, "
-  ):
-    train.run(config, workdir, "train_and_eval")
-  assert not workdir.exists()  # Reported before the first step.
-  with pytest.raises(UserError, match="keep_best has no effect"):
-    train.run(smoke(eval__every=10, run__keep_best=1), tmp_path / "b", "train")
 
 
 @pytest.mark.long
