@@ -62,13 +62,11 @@ def score_model(
     failed: list[str] = []
     try:
       found = evaluator(params, split)
-      for part, scores in found.items():
-        values |= metrics.named(part, scores)
       figures = directory / "figures"
       extras = finish(
         procedure.Scored(program, params, {}, dataset, rows, figures)
       )
-      for part, scores in extras.scores.items():
+      for part, scores in (*found.items(), *extras.scores.items()):
         values |= metrics.named(part, scores)
       failed, status = extras.failed, "completed"
     except preemption.Preempted:
