@@ -12,14 +12,7 @@ from typing import Any
 
 from loopjax import config as config_lib
 from loopjax.commands import document
-from loopjax.commands.document import (
-  Bullets,
-  Cell,
-  Code,
-  Heading,
-  Paragraph,
-  Table,
-)
+from loopjax.commands.document import plain
 from loopjax.errors import UserError
 from loopjax.hub import convert
 from loopjax.run import workdir as workdir_lib
@@ -57,19 +50,19 @@ def card(workdir: pathlib.Path, folder: pathlib.Path) -> str:
       f" {workdir}/summary.json are for those of step {summary.get('steps')}"
     )
   blocks = [
-    Heading(1, folder.name),
-    Paragraph(_about(settings, summary)),
-    Heading(2, "Data"),
+    document.heading(1, folder.name),
+    plain(_about(settings, summary)),
+    document.heading(2, "Data"),
     *_data(settings, summary),
-    Heading(2, "Scores"),
+    document.heading(2, "Scores"),
     *_scores(settings, summary),
-    Heading(2, "Digests"),
+    document.heading(2, "Digests"),
     *_digests(summary, folder),
   ]
   front = ["library_name: loopjax", "pipeline_tag: text-generation"]
   if source := summary.get("imported"):
     front.append(f"base_model: {json.dumps(pathlib.PurePath(source).name)}")
-  return "---\n" + "\n".join(front) + "\n---\n\n" + document.to_markdown(blocks)
+  return "---\n" + "\n".join(front) + "\n---\n\n" + document.text(blocks)
 
 
 def _about(settings: config_lib.Settings, summary: Mapping[str, Any]) -> str:
@@ -94,73 +87,71 @@ def _about(settings: config_lib.Settings, summary: Mapping[str, Any]) -> str:
 
 def _data(
   settings: config_lib.Settings, summary: Mapping[str, Any]
-) -> list[document.Block]:
+) -> list[str]:
   """The file names of the sources, and the counts of every split."""
   task, facts = settings.plain["task"], summary.get("data", {})
   tokenizer = pathlib.PurePath(task["tokenizer"]).name
   if not facts:
-    return [Paragraph(f"Tokenizer: {tokenizer}. The data are unknown.")]
+    return [plain(f"Tokenizer: {tokenizer}. The data are unknown.")]
   sources = [
     pathlib.PurePath(source.strip()).name
     for source in task["train_files"].split(",")
   ]
   counts = ("documents", "rows", "tokens", "bytes")
   rows = [
-    [Cell(split), *(Cell(f"{facts[f'{split}_{name}']:,}") for name in counts)]
+    [split, *(f"{facts[f'{split}_{name}']:,}" for name in counts)]
     for split in ("train", "validation", "test")
     if f"{split}_rows" in facts
   ]
   points = [f"Sources: {', '.join(sources)}", f"Tokenizer: {tokenizer}"]
   return [
-    Bullets(points),
-    Table([Cell("split"), *map(Cell, counts)], rows),
+    document.bullets(points),
+    document.table(["split", *counts], rows),
   ]
 
 
 def _scores(
   settings: config_lib.Settings, summary: Mapping[str, Any]
-) -> list[document.Block]:
+) -> list[str]:
   """The task's own scores on the validation and test splits."""
   metrics = summary["metrics"]
   rows = [
-    [Cell(split), Cell(name), _value(metrics, f"{split}/{name}")]
+    [split, plain(name), _value(metrics, f"{split}/{name}")]
     for split in ("validation", "test")
     for name in settings.task_module.HEADLINE
     if f"{split}/{name}" in metrics
   ]
   if not rows:
-    return [Paragraph("The run recorded no scores.")]
+    return [plain("The run recorded no scores.")]
   protocol = (
     f"On all rows of the split, with {settings.eval_loops} loops and documents"
     " separated; means over tokens (loss, nats) and bytes (bits_per_byte); ± is"
     " a standard error over rows."
   )
-  header = [Cell("split"), Cell("score"), Cell("value")]
-  return [Paragraph(protocol), Table(header, rows)]
+  header = ["split", "score", "value"]
+  return [plain(protocol), document.table(header, rows)]
 
 
-def _value(metrics: Mapping[str, float], name: str) -> Cell:
+def _value(metrics: Mapping[str, float], name: str) -> str:
   error = metrics.get(f"{name}/standard_error")
   text = f"{metrics[name]:.4f}"
-  return Cell(text if error is None else f"{text} ± {error:.4f}")
+  return text if error is None else f"{text} ± {error:.4f}"
 
 
-def _digests(
-  summary: Mapping[str, Any], folder: pathlib.Path
-) -> list[document.Block]:
+def _digests(summary: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
   files = "\n".join(
     f"{_sha256(path)}  {path.name}"
     for path in sorted(folder.glob("*.safetensors"))
   )
   versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
   return [
-    Bullets(
+    document.bullets(
       [
         f"Arrays of the run: {summary['digest']}",
         f"Versions: {versions}; revision {summary['revision'] or 'unknown'}",
       ]
     ),
-    Code(files),
+    document.code(files),
   ]
 
 

@@ -8,7 +8,6 @@ from loopjax import config as config_lib
 from loopjax.commands import command_line
 from loopjax.errors import RESUMABLE, UserError, local_path
 from loopjax.library import checked
-from loopjax.report import records
 from loopjax.run import naming
 from loopjax.run import workdir as workdir_lib
 from loopjax.sweep import items as items_lib
@@ -49,6 +48,8 @@ def table(
     UserError: there are no such runs, scores or settings; or runs that would be
       averaged differ in another setting.
   """
+  from loopjax.report import records  # Imports pandas, which takes long.
+
   if isinstance(runs, str | os.PathLike) or not isinstance(runs, Iterable):
     runs = [runs]
   read = records.read([workdir_lib.path_of(place) for place in runs])

@@ -1,12 +1,16 @@
 """Groups runs by their settings, averages them over seeds, and names them."""
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
+
 from loopjax import sections
-from loopjax.report.paper import Column, Metric, Paper, Row, Sweep
+from loopjax.report.papers import Column, Paper, Row, Sweep
 from loopjax.report.runs import DATA, Run, data_apart
 
 SEEDS = ("run.seed", "task.eval_seed", "task.graph_seed", "task.split_seed")
@@ -28,20 +32,28 @@ class Spread(NamedTuple):
   """One quantity over several seeds.
 
   Attributes:
-    mean: mean over seeds.
-    std: sample standard deviation (n - 1); None for a single number.
-    seeds: the numbers, by seed, or by all seeds of a run: `0/1`.
+    seeds: the finite numbers, at least one, by seed, by all seeds of a run,
+      `0/1`, or by the paths of runs.
+    missing: the names of those without a finite number.
     evaluation: standard error over the examples of the evaluation, averaged
       over seeds; None if unknown.
-    missing: the runs that should be among them and have no finite number, by
-      the same names as `seeds`, or by their paths.
   """
 
-  mean: float
-  std: float | None
-  seeds: Mapping[int | str, float]
+  seeds: Mapping[str, float]
+  missing: tuple[str, ...] = ()
   evaluation: float | None = None
-  missing: tuple[int | str, ...] = ()
+
+  @property
+  def mean(self) -> float:
+    """Mean over seeds."""
+    return statistics.fmean(self.seeds.values())
+
+  @property
+  def std(self) -> float | None:
+    """Sample standard deviation (n - 1); None for a single number."""
+    # Exact, unlike that of pandas: 0 if all numbers are equal.
+    numbers = self.seeds.values()
+    return statistics.stdev(numbers) if len(numbers) > 1 else None
 
   @property
   def standard_error(self) -> float | None:
@@ -66,59 +78,41 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
   Runs that learned from different files are never in one group.
   """
-  groups: list[Group] = []
+  groups: dict[str, Group] = {}
   for run, data in zip(runs, data_apart(runs), strict=True):
-    key = {k: v for k, v in run.overrides.items() if k not in SEEDS}
+    key = {k: value for k, value in run.overrides.items() if k not in SEEDS}
     key |= {DATA: data} if data else {}
-    for group in groups:
-      if group.overrides == key:
-        group.runs.append(run)
-        break
-    else:
-      groups.append(Group(key, [run]))
-  return groups
+    text = json.dumps(key, sort_keys=True)
+    groups.setdefault(text, Group(key, [])).runs.append(run)
+  return list(groups.values())
 
 
-def spread(values: Mapping[int | str, float]) -> Spread | None:
-  """Mean and sample standard deviation; None without values."""
-  if not values:
-    return None
-  numbers = list(values.values())
-  std = statistics.stdev(numbers) if len(numbers) > 1 else None
-  return Spread(statistics.fmean(numbers), std, values)
+def spread(values: pd.Series, evaluation: float | None = None) -> Spread | None:
+  """The spread of numbers by name; None if none is finite."""
+  finite = values[np.isfinite(values)].to_dict()
+  missing = tuple(name for name in values.index if name not in finite)
+  return Spread(finite, missing, evaluation) if finite else None
 
 
 def ours(group: Group, column: Column) -> Spread | None:
   """One quantity over the completed runs of a group."""
-  values, errors = {}, []
   done = [run for run in group.runs if run.done]
-  for seed, run in zip(_seeds(done), done, strict=True):
-    value = column.of(run)
-    if value is not None and math.isfinite(value):
-      values[seed] = value
-      if isinstance(column.value, Metric):
-        errors.append(column.value.standard_error(run.config, run.summary))
-  found, known = spread(values), [e for e in errors if e is not None]
-  if found is None:
-    return None
-  missing = tuple(seed for seed in _seeds(done) if seed not in values)
-  error = statistics.fmean(known) if known else None
-  return found._replace(evaluation=error, missing=missing)
+  numbers = [(column.of(run), column.standard_error(run)) for run in done]
+  found = pd.DataFrame(numbers, _seeds(done), ["value", "error"], float)
+  error = found["error"][np.isfinite(found["value"])].mean()
+  return spread(found["value"], None if np.isnan(error) else float(error))
 
 
-def _seeds(runs: Sequence[Run]) -> list[int | str]:
+def _seeds(runs: Sequence[Run]) -> list[str]:
   """The seed of each run; where two are equal, all that its sweep sets."""
-  seeds = [run.config["run"]["seed"] for run in runs]
+  seeds = [str(run.config["run"]["seed"]) for run in runs]
   if len(set(seeds)) == len(seeds):
     return seeds
   others = [
-    [run.overrides[key] for key in SEEDS[1:] if key in run.overrides]
+    [str(run.overrides[key]) for key in SEEDS[1:] if key in run.overrides]
     for run in runs
   ]
-  return [
-    "/".join(map(str, [seed, *more]))
-    for seed, more in zip(seeds, others, strict=True)
-  ]
+  return ["/".join([x, *more]) for x, more in zip(seeds, others, strict=True)]
 
 
 def row_of(settings: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:

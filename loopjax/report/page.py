@@ -1,24 +1,25 @@
 """The whole report: report.html, report.md and report.csv.
 
-Of a single run it is a card; of several, a table for every sweep.
+Of a single run it is a card; of several, a table for every sweep, our numbers
+next to the paper's.
 """
 
+import collections
 import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from loopjax.commands import document, ending
-from loopjax.commands.document import Cell
+from loopjax.commands.document import cell, plain
 from loopjax.data import TASKS
 from loopjax.errors import writing
 from loopjax.models import MODELS
-from loopjax.report import grouping, papers, records, table, tables
-from loopjax.report import paper as paper_lib
+from loopjax.report import grouping, papers, records, tables
 from loopjax.report import runs as runs_lib
-from loopjax.report.tables import score
+from loopjax.report.records import score
 from loopjax.run import durations
 
 MAX_RUNS_WITH_FIGURES = 6
@@ -62,126 +63,67 @@ def write(
   alone = not plans and len(others) == 1
   name = others[0].directory.resolve().name if alone else ""
   title = name or "Our runs and the papers' numbers"
-  html, markdown, data = (out / f"report.{x}" for x in ("html", "md", "csv"))
   with writing(out):
     out.mkdir(parents=True, exist_ok=True)
-    blocks = [document.Heading(1, title), *_body(out, plans, others)]
+    body = card(others[0], out) if alone else _report(out, plans, others)
+    markdown = document.text([document.heading(1, title), *body])
+    runs = runs_lib.each_once(plans, others)
     texts = {
-      html: document.to_html(title, blocks),
-      markdown: document.to_markdown(blocks),
-      data: table.to_csv(records.records(runs_lib.each_once(plans, others))),
+      "report.html": document.to_html(title, markdown, out),
+      "report.md": markdown,
+      "report.csv": records.to_csv(records.records(runs)),
     }
     if theirs := list(_numbers(plans)):
-      texts[out / "papers.csv"] = table.to_csv(theirs)
-    for path, text in texts.items():
-      path.write_text(text, encoding="utf-8")
-  return list(texts)
+      texts["papers.csv"] = records.to_csv(theirs)
+    for file, text in texts.items():
+      (out / file).write_text(text, encoding="utf-8")
+  return [out / file for file in texts]
 
 
-def _body(
+def _report(
   out: pathlib.Path,
   plans: Sequence[runs_lib.Plan],
   others: Sequence[runs_lib.Run],
-) -> list[document.Block]:
-  if not plans and len(others) == 1:
-    return card(others[0], out)
-  blocks = [*_contents(plans), document.Paragraph(_LEGEND)]
-  chapters: dict[str, list[runs_lib.Plan]] = {}
-  for plan in plans:
-    name = plan.paper.name if plan.paper else _OTHER
-    chapters.setdefault(name, []).append(plan)
+) -> Iterator[str]:
+  """The parts of a report on several runs."""
+  yield from _contents(plans)
+  yield plain(_LEGEND)
   stems: list[str] = []
-  for name, of_paper in chapters.items():
-    blocks += _chapter(name, of_paper)
-    for plan in of_paper:
+  of_papers = itertools.groupby(plans, key=_chapter_of)
+  for name, chapter in ((name, list(some)) for name, some in of_papers):
+    there = [plan.paper for plan in chapter if plan.paper]
+    caveats = dict.fromkeys(x for paper in there for x in paper.caveats)
+    yield document.heading(2, name)
+    yield plain(" ".join(dict.fromkeys(paper.about for paper in there)))
+    yield document.bullets(caveats)
+    for plan in chapter:
       stem = f"{plan.directory.resolve().name}-{plan.name}"
       stems.append(stem)
       if (number := stems.count(stem)) > 1:  # The same sweep elsewhere.
         stem += f"-{number}"
-      heading, *rest = tables.sweep_blocks(plan, out / "report_figures" / stem)
+      parts = tables.sweep_parts(plan, out, f"report_figures/{stem}")
       if plan.chosen_for is None:
-        blocks += [heading, *rest]
+        yield from [document.heading(3, tables.title_of(plan)), *parts]
       else:
-        blocks.append(document.Fold(f"Search. {tables.title(plan)}", rest))
+        yield document.fold(f"Search. {tables.title_of(plan)}", *parts)
   if others:
-    blocks += [
-      document.Heading(2, "Runs outside sweeps"),
-      tables.runs_block(others),
-      tables.commands_block(others),
-    ]
-  folds = [
-    document.Fold(f"{run.directory.name} (figures: {len(drawn)})", drawn)
-    for run in _representatives(plans, others)
-    if (drawn := list(figures(run, out).values()))
+    yield document.heading(2, "Runs outside sweeps")
+    header = ["run", "ours: result", "state"]
+    yield document.table(header, map(tables.listed, others))
+    yield tables.commands(others)
+  drawn = [
+    document.fold(f"{run.directory.name} (figures: {len(found)})", *found)
+    for run in _one_of_each(plans, others)
+    if (found := list(figures(run, out).values()))
   ]
-  if folds:
-    heading = document.Heading(2, "Figures of single runs")
-    blocks += [heading, *folds[:MAX_RUNS_WITH_FIGURES]]
-  return [*blocks, *_missing(plans)]
+  if drawn:
+    yield document.heading(2, "Figures of single runs")
+    yield from drawn[:MAX_RUNS_WITH_FIGURES]
+  yield _missing(plans)
 
 
-def _number(count: int, thing: str) -> str:
-  """ "1 seed" or "2 seeds"."""
-  return f"{count} {thing}{'s' * (count != 1)}"
-
-
-def _contents(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
-  """The questions, with verdicts, if stored runs have them."""
-  asked = [plan for plan in plans if plan.chosen_for is None]
-  if len(asked) < 2:
-    return []
-  said = any(plan.verdict for plan in asked)
-  header = ("question", "verdict") if said else ("question",)
-  rows = []
-  for plan in asked:
-    done = [run for run in plan.runs if run.done]
-    seeds = {run.config["run"]["seed"] for run in done}
-    of = f"{len(done)} of " * (len(done) < len(plan.runs))
-    counts = (
-      f"{of}{_number(len(plan.runs), 'run')}, {_number(len(seeds), 'seed')}"
-    )
-    heading = tables.title(plan)
-    verdict = [Cell(plan.verdict or "–")] if said else []
-    rows.append([Cell(heading, counts, to=heading), *verdict])
-  return [
-    document.Heading(2, "Verdicts" if said else "Contents"),
-    *([document.Paragraph(_WORDS)] if said else []),
-    document.Table([Cell(text) for text in header], rows),
-  ]
-
-
-def _chapter(name: str, plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
-  """Heading of a paper's tables, what it is about, and caveats of them all."""
-  there = [plan.paper for plan in plans if plan.paper]
-  said = dict.fromkeys(paper.about for paper in there)
-  caveats = dict.fromkeys(x for paper in there for x in paper.caveats)
-  return [
-    document.Heading(2, name),
-    *([document.Paragraph(" ".join(said))] if said else []),
-    *([document.Bullets(tuple(caveats))] if caveats else []),
-  ]
-
-
-def _missing(plans: Sequence[runs_lib.Plan]) -> list[document.Block]:
-  """The rest of the papers' tables and figures, if there are any."""
-  absent = [
-    (paper, name) for paper, name, here in _of_papers(plans) if not here
-  ]
-  if not absent:
-    return []
-  found = document.Table(
-    [Cell(text) for text in ("paper", "comparison", "sweep")],
-    [
-      [
-        Cell(paper.name),
-        Cell(paper.sweeps[name].title, paper.sweeps[name].source),
-        Cell(name),
-      ]
-      for paper, name in absent
-    ],
-  )
-  title = f"Not run here: {len(absent)} comparisons; papers.csv has the papers'"
-  return [document.Fold(f"{title} numbers", [found])]
+def _chapter_of(plan: runs_lib.Plan) -> str:
+  return plan.paper.name if plan.paper else _OTHER
 
 
 def _place(plan: runs_lib.Plan) -> tuple[str, str, int, str]:
@@ -192,7 +134,33 @@ def _place(plan: runs_lib.Plan) -> tuple[str, str, int, str]:
   return paper.name if paper else "~", plan.task, place, plan.name
 
 
-def _representatives(
+def _contents(plans: Sequence[runs_lib.Plan]) -> list[str]:
+  """The questions, with verdicts, if stored runs have them."""
+  asked = [plan for plan in plans if plan.chosen_for is None]
+  if len(asked) < 2:
+    return []
+  said = any(plan.verdict for plan in asked)
+  rows = []
+  for plan in asked:
+    done = [run for run in plan.runs if run.done]
+    seeds = {run.config["run"]["seed"] for run in done}
+    of = f"{len(done)} of " * (len(done) < len(plan.runs))
+    counts = f"{of}{_count(plan.runs, 'run')}, {_count(seeds, 'seed')}"
+    link = f"{document.link(tables.title_of(plan))} <small>{counts}</small>"
+    rows.append([link, plain(plan.verdict or "–")][: 1 + said])
+  return [
+    document.heading(2, "Verdicts" if said else "Contents"),
+    plain(_WORDS) if said else "",
+    document.table(["question", "verdict"][: 1 + said], rows),
+  ]
+
+
+def _count(things: Sized, name: str) -> str:
+  """ "1 seed" or "2 seeds"."""
+  return f"{len(things)} {name}{'s' * (len(things) != 1)}"
+
+
+def _one_of_each(
   plans: Sequence[runs_lib.Plan], others: Sequence[runs_lib.Run]
 ) -> list[runs_lib.Run]:
   """One run per setting, taken from the sweeps in turn, without repetition."""
@@ -204,12 +172,12 @@ def _representatives(
     for plan in plans
   ]
   turns = itertools.chain(*itertools.zip_longest(*by_sweep), others)
-  return list({run.directory: run for run in turns if run}.values())
+  return runs_lib.each_once((), filter(None, turns))
 
 
 def _of_papers(
   plans: Iterable[runs_lib.Plan],
-) -> list[tuple[paper_lib.Paper, str, bool]]:
+) -> list[tuple[papers.Paper, str, bool]]:
   """(paper, sweep, whether it is here) of the papers with a sweep here."""
   here = {(id(plan.paper), plan.name) for plan in plans if plan.paper}
   known = {id(paper): paper for paper in papers.PAPERS.values()}
@@ -222,30 +190,42 @@ def _of_papers(
   return [one for one in found if one[0].name in reported]
 
 
+def _missing(plans: Sequence[runs_lib.Plan]) -> str:
+  """The rest of the papers' tables and figures, if there are any."""
+  rows = [
+    [plain(paper.name), cell(sweep.title, sweep.source), plain(name)]
+    for paper, name, here in _of_papers(plans)
+    for sweep in [paper.sweeps[name]]
+    if not here
+  ]
+  if not rows:
+    return ""
+  title = f"Not run here: {len(rows)} comparisons; papers.csv has the papers'"
+  table = document.table(["paper", "comparison", "sweep"], rows)
+  return document.fold(f"{title} numbers", table)
+
+
 def _numbers(plans: Iterable[runs_lib.Plan]) -> Iterator[dict[str, Any]]:
   """All numbers of these papers, a record each."""
   for paper, name, _ in _of_papers(plans):
     sweep = paper.sweeps[name]
-    for row in sweep.rows:
-      for column in sweep.columns:
-        if number := row.values.get(column.key):
-          yield {
-            "paper": paper.name,
-            "source": sweep.source,
-            "sweep": name,
-            "row": row.label,
-            "quantity": column.label,
-            "mean": number.mean,
-            "std": number.std,
-            "seeds": len(number.seeds) or None,
-            "says": number.text,
-          }
+    for row, column in itertools.product(sweep.rows, sweep.columns):
+      if number := row.values.get(column.key):
+        yield {
+          "paper": paper.name,
+          "source": sweep.source,
+          "sweep": name,
+          "row": row.label,
+          "quantity": column.label,
+          "mean": number.mean,
+          "std": number.std,
+          "seeds": len(number.seeds) or None,
+          "says": number.text,
+        }
 
 
 # What shows best how a model thinks, of the figures that a run may have.
-_PICTURES = (
-  "puzzle", "passes", "exit_curve", "loops", "depth"
-)  # fmt: skip
+_PICTURES = ("puzzle", "passes", "exit_curve", "loops", "depth")
 _CAPTIONS = {
   "attention": "What tokens attend to, mean over heads, at three loops",
   "attention_heads": "What tokens attend to by head, in the last loop",
@@ -263,44 +243,36 @@ _CAPTIONS = {
   "router": "Halting probability by loop, during training and at its end",
   "skipping": "Loss against loops that tokens run, if later ones are skipped",
 }
-_ERROR = "/standard_error"
 _BY_DEPTH = re.compile(r"depth/(.+)/loop=(\d+)")
 
 
-def card(run: runs_lib.Run, out: pathlib.Path) -> list[document.Block]:
+def card(run: runs_lib.Run, out: pathlib.Path) -> list[str]:
   """The report of a single run: what it reached, how it looks, what it took.
 
   Everything else, all scores and the paper's scale, can be expanded below. The
   run may not be complete; `out` is the folder of the document.
   """
   drawn = figures(run, out)
-  shown = [
-    figure
-    for name in (next(filter(drawn.get, _PICTURES), ""), "curves")
-    if (figure := drawn.pop(name, None))
-  ]
-  state = document.Paragraph(f"State: {run.state}.")
-  said = [*_headline(run), _cost(run)] if run.done else [state]
-  blocks: list[document.Block] = [*said, *shown]
-  if command := run.summary.get("command"):
-    blocks.append(document.Code(command))
-  if drawn:
-    title = f"More figures ({len(drawn)})"
-    blocks.append(document.Fold(title, list(drawn.values())))
+  first = next(filter(drawn.get, _PICTURES), "")
+  shown = [drawn.pop(name, "") for name in (first, "curves")]
+  command = run.summary.get("command")
+  more = f"More figures ({len(drawn)})"
   return [
-    *blocks,
-    *_depth(run),
-    *_scores(run),
-    *tables.scale_blocks([run], run.paper),
+    *(_reached(run) if run.done else [f"State: {plain(run.state)}."]),
+    *shown,
+    document.code(command) if command else "",
+    document.fold(more, *drawn.values()) if drawn else "",
+    *_all_scores(run),
+    tables.sizes([run], run.paper),
   ]
 
 
-def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
-  """The figures in a run's directory, by name."""
+def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, str]:
+  """The figures in a run's directory, by name; `out` exists, or is a link."""
+  there = os.path.relpath(run.directory.resolve(), out.resolve())
   return {
-    path.stem: document.Image(
-      path.read_bytes(),
-      pathlib.Path(os.path.relpath(path, out)).as_posix(),
+    path.stem: document.image(
+      pathlib.PurePath(there, "figures", path.name),
       _CAPTIONS.get(path.stem, path.stem.replace("_", " ").capitalize()),
     )
     for path in sorted((run.directory / "figures").glob("*.png"))
@@ -308,88 +280,67 @@ def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, document.Block]:
   }
 
 
-def _headline(run: runs_lib.Run) -> list[document.Block]:
-  """The score that matters most in one line, then a line for each split."""
-  task, model = (run.config[part]["name"] for part in ("task", "model"))
+def _reached(run: runs_lib.Run) -> list[str]:
+  """The score that matters most, a line for each split, and what it took."""
+  summary, config = run.summary, run.config
+  task, model = (config[part]["name"] for part in ("task", "model"))
   names = [
     *(TASKS[task].HEADLINE if task in TASKS else ()),
     *(MODELS[model].headline if model in MODELS else ()),
   ]
-  found = run.summary["metrics"]
-  took = f"{run.summary['parameters']:,} parameters"
-  if seconds := run.summary.get("wall_seconds"):  # Nothing trains an import.
-    took += f", {durations.text(seconds)}"
-  best = f"test/{names[0]}" if names else ""
-  if best not in found:
-    return [document.Heading(2, took), *_bullets(found, names)]
-  value = score(found[best], found.get(best + _ERROR))
-  count = found.get("test/count")
-  on = "" if count is None else f" on {count:,.0f} test examples"
-  line = f"{names[0].replace('_', ' ')} {value}{on}; {took}"
-  return [document.Heading(2, line), *_bullets(found, names)]
-
-
-def _bullets(
-  found: Mapping[str, float], names: Sequence[str]
-) -> list[document.Block]:
-  lines = ending.scores(found, names)
-  return [document.Bullets(lines)] if lines else []
-
-
-def _cost(run: runs_lib.Run) -> document.Block:
-  """What the run took, in a sentence."""
-  summary, config = run.summary, run.config
+  found = summary["metrics"]
+  line = f"{summary['parameters']:,} parameters"
+  if seconds := summary.get("wall_seconds"):  # Nothing trains an import.
+    line += f", {durations.text(seconds)}"
+  if names and (best := f"test/{names[0]}") in found:
+    value = score(found[best], found.get(best + papers.ERROR))
+    count = found.get("test/count")
+    on = "" if count is None else f" on {count:,.0f} test examples"
+    line = f"{names[0].replace('_', ' ')} {value}{on}; {line}"
   on = f" on {summary['devices']}" if "devices" in summary else ""
-  return document.Paragraph(
-    f"Family {config['model']['name']}, task {config['task']['name']}:"
-    f" {summary['steps']:,} steps of {config['run']['batch_size']:,} examples"
-    f"{on}. Versions, revision and sizes: below."
+  cost = (
+    f"Family {model}, task {task}: {summary['steps']:,} steps of"
+    f" {config['run']['batch_size']:,} examples{on}. Versions, revision and"
+    " sizes: below."
   )
+  lines = ending.scores(found, names)
+  return [document.heading(2, line), document.bullets(lines), plain(cost)]
 
 
-def _depth(run: runs_lib.Run) -> list[document.Block]:
-  """Scores and states after 1, 2, 4, ... loops, and after the trained number.
+def _all_scores(run: runs_lib.Run) -> Iterator[str]:
+  """All scores: by number of loops, of all examples together, by group.
 
-  Scalars that say how a loop maps its state are in the table of all scores.
+  Those after 1, 2, 4, ... loops, the trained number and the last are shown.
   """
   found = run.summary.get("metrics", {})
-  places = [match for name in found if (match := _BY_DEPTH.fullmatch(name))]
-  names = [*dict.fromkeys(m[1] for m in places if not m[1].endswith(_ERROR))]
+  by_loop: dict[int, dict[str, str]] = collections.defaultdict(dict)
+  others: dict[bool, list[list[str]]] = {False: [], True: []}
+  for name, value in found.items():
+    if match := _BY_DEPTH.fullmatch(name):
+      if not match[1].endswith(papers.ERROR):
+        error = found.get(f"depth/{match[1]}{papers.ERROR}/loop={match[2]}")
+        by_loop[int(match[2]) + 1][match[1]] = score(value, error)
+    elif not name.startswith("train/") and not name.endswith(papers.ERROR):
+      text = score(value, found.get(name + papers.ERROR))
+      others["=" in name].append([plain(name), text])
   trained = run.config.get("model", {}).get("num_loops")
-  loops = sorted({int(match[2]) + 1 for match in places})
-  shown = [k for k in loops if k & (k - 1) == 0 or k in (trained, loops[-1])]
-  rows = []
-  for k in shown:
-    cells = [Cell(f"{k} (trained)" if k == trained else str(k))]
-    for name in names:
-      value = found.get(f"depth/{name}/loop={k - 1}")
-      error = found.get(f"depth/{name}{_ERROR}/loop={k - 1}")
-      cells.append(Cell("" if value is None else score(value, error)))
-    rows.append(cells)
-  if not rows:
-    return []
-  header = [Cell("loops"), *(Cell(name.replace("_", " ")) for name in names)]
-  title = f"By number of loops ({len(rows)})"
-  return [document.Fold(title, [document.Table(header, rows)])]
-
-
-def _scores(run: runs_lib.Run) -> list[document.Block]:
-  """All scores: of a split's examples together, then by group."""
-  found = run.summary.get("metrics", {})
-  rows = {
-    name: [Cell(name), Cell(score(value, found.get(name + _ERROR)))]
-    for name, value in found.items()
-    if not name.startswith("train/")
-    and not name.endswith(_ERROR)
-    and not _BY_DEPTH.fullmatch(name)
-  }
-  header = [Cell("score"), Cell("mean ± standard error")]
-  parts = {
-    "All scores": [row for name, row in rows.items() if "=" not in name],
-    "Scores by group": [row for name, row in rows.items() if "=" in name],
-  }
-  return [
-    document.Fold(f"{title} ({len(of)})", [document.Table(header, of)])
-    for title, of in parts.items()
-    if of
+  last = max(by_loop, default=0)
+  names = list(dict.fromkeys(name for of in by_loop.values() for name in of))
+  rows = [
+    [
+      f"{k} (trained)" if k == trained else str(k),
+      *(by_loop[k].get(name, "") for name in names),
+    ]
+    for k in sorted(by_loop)
+    if k & (k - 1) == 0 or k in (trained, last)
   ]
+  if rows:
+    header = ["loops", *(plain(name.replace("_", " ")) for name in names)]
+    table = document.table(header, rows)
+    yield document.fold(f"By number of loops ({len(rows)})", table)
+  for title, some in zip(
+    ("All scores", "Scores by group"), others.values(), strict=True
+  ):
+    if some:
+      table = document.table(["score", "mean ± standard error"], some)
+      yield document.fold(f"{title} ({len(some)})", table)

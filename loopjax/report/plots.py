@@ -12,8 +12,7 @@ from matplotlib import figure as figure_lib
 from matplotlib import ticker
 
 from loopjax.analysis.plots import draw, series
-from loopjax.report import grouping, records
-from loopjax.report import paper as paper_lib
+from loopjax.report import grouping, papers, quantities, records
 from loopjax.report import runs as runs_lib
 
 FORMATS = (".png", ".pdf", ".svg")  # Endings of `draw_pivot`'s files.
@@ -38,12 +37,15 @@ def numeric_key(groups: Sequence[grouping.Group]) -> str | None:
 
 
 def draw_curve(
-  groups: Sequence[grouping.Group], sweep: paper_lib.Sweep, key: str
+  groups: Sequence[grouping.Group], sweep: papers.Sweep
 ) -> bytes | None:
-  """A PNG of the first columns against a setting; None if there are no runs.
+  """A PNG of the first columns against the only setting that varies.
 
-  The setting is from `numeric_key`.
+  None if it is not a number, others vary, or there are no runs.
   """
+  key = numeric_key(groups)
+  if not key:
+    return None
   groups = sorted(groups, key=lambda group: group.overrides[key])
   columns = [
     column
@@ -75,7 +77,7 @@ def draw_curve(
 
 
 def draw_panels(
-  groups: Sequence[grouping.Group], sweep: paper_lib.Sweep
+  groups: Sequence[grouping.Group], sweep: papers.Sweep
 ) -> tuple[bytes, str] | None:
   """A PNG of the curves of all items, overlaid, and its caption.
 
@@ -171,7 +173,7 @@ def draw_pivot(pivot: records.Pivot, setting: str) -> figure_lib.Figure:
   return figure
 
 
-def _caption(panels: Sequence[paper_lib.Panel]) -> str:
+def _caption(panels: Sequence[papers.Panel]) -> str:
   """What the panels show, in words."""
   over = {panel.over: None for panel in panels}
   axes = " or ".join(_UNITS.get(x) or grouping.words(x) for x in over)
@@ -187,20 +189,20 @@ def _caption(panels: Sequence[paper_lib.Panel]) -> str:
   return " ".join(filter(None, parts))
 
 
-def _from_zero(panel: paper_lib.Panel) -> bool:
+def _from_zero(panel: papers.Panel) -> bool:
   """Shares begin at 0, losses where they are."""
   return panel.factor == 100.0
 
 
 def _bands(
-  axes: axes_lib.Axes, panel: paper_lib.Panel, groups: Sequence[grouping.Group]
+  axes: axes_lib.Axes, panel: papers.Panel, groups: Sequence[grouping.Group]
 ) -> None:
   """Where the paper's mean and deviation are on the axis, and where ours."""
   assert panel.band
-  mean, deviation, read = panel.band
+  mean, deviation, name = panel.band
+  function = quantities.FUNCTIONS[name]
   runs = [run for group in groups for run in group.runs if run.done]
-  ours = np.concatenate([np.atleast_1d(read(run.rows)) for run in runs])
-  ours = ours[~np.isnan(ours)]
+  ours = np.concatenate([function(run) for run in runs])
   found = [("paper", draw.ORANGE, mean, deviation)]
   if len(ours) > 1:
     found.append(("ours", draw.BLUE, ours.mean(), ours.std(ddof=1)))
@@ -216,7 +218,7 @@ def _png(figure: figure_lib.Figure) -> bytes:
   return buffer.getvalue()
 
 
-_Numbers = Sequence[grouping.Spread | paper_lib.Number | None]
+_Numbers = Sequence[grouping.Spread | papers.Number | None]
 
 
 def _points(
@@ -279,8 +281,8 @@ class Curve(NamedTuple):
 
 def by_run(
   groups: Sequence[grouping.Group],
-  panel: paper_lib.Panel,
-  rows: Sequence[paper_lib.Row],
+  panel: papers.Panel,
+  rows: Sequence[papers.Row],
 ) -> list[Curve]:
   """Every curve that a completed run has; groups differ in colour."""
   keys = grouping.distinguishing(groups)
@@ -307,14 +309,14 @@ def by_run(
 
 
 def by_setting(
-  groups: Sequence[grouping.Group], panel: paper_lib.Panel
+  groups: Sequence[grouping.Group], panel: papers.Panel
 ) -> list[Curve]:
   """Means over seeds against a setting; one line for each value of another."""
   lines: dict[object, list[tuple[float, float]]] = {}
   for group in groups:
     if not grouping.fits(panel.settings, group.settings):
       continue
-    column = paper_lib.Column("", "", paper_lib.Metric(panel.names[0]))
+    column = papers.Column("", "", panel.names[0])
     if found := grouping.ours(group, column):
       place = group.settings[panel.over]
       line = lines.setdefault(group.settings[panel.lines], [])

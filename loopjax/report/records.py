@@ -4,12 +4,17 @@
 """
 
 import fnmatch
+import functools
 import glob
+import operator
 import os
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from loopjax import sections
 from loopjax.errors import UserError, similar
@@ -31,7 +36,8 @@ class Column(NamedTuple):
     metric: "split/metric".
     settings: what its runs have in common.
     seeds: the seeds of its runs; empty for all of them.
-    cells: the number of each row over the runs there; None without any.
+    cells: the number of each row over the runs there, by their paths; None
+      without any.
   """
 
   metric: str
@@ -42,10 +48,8 @@ class Column(NamedTuple):
   @property
   def label(self) -> str:
     """Its metric, settings and seeds: `test/loss, model.num_loops=4`."""
-    words = [
-      f"{k}={v}" for k, v in (*self.settings.items(), *self.seeds.items())
-    ]
-    return ", ".join([self.metric, *words])
+    of = {**self.settings, **self.seeds}
+    return ", ".join([self.metric, *(f"{k}={v}" for k, v in of.items())])
 
   @property
   def is_mean(self) -> bool:
@@ -55,7 +59,18 @@ class Column(NamedTuple):
   @property
   def missing(self) -> list[str]:
     """The paths of runs that lack a number that others of their cell have."""
-    return [str(path) for cell in self.cells if cell for path in cell.missing]
+    return [path for cell in self.cells if cell for path in cell.missing]
+
+  def values(self, place: int) -> dict[str, Any]:
+    """The values of a row, by the names of their columns."""
+    cell = self.cells[place]
+    found: dict[str, Any] = {self.label: cell and cell.mean}
+    if self.is_mean or self.missing:
+      found[f"{self.label}/interval"] = cell and cell.interval
+      found[f"{self.label}/runs"] = len(cell.seeds) if cell else 0
+    if self.missing:
+      found[f"{self.label}/missing"] = " ".join(cell.missing if cell else ())
+    return found
 
 
 class Pivot(NamedTuple):
@@ -69,33 +84,22 @@ class Pivot(NamedTuple):
   rows: list[dict[str, Any]]
   columns: list[Column]
 
+  def cells(self) -> list[dict[str, Any]]:
+    """A dict per row: its settings, and a `Spread` for each column."""
+    return [
+      row | {column.label: column.cells[place] for column in self.columns}
+      for place, row in enumerate(self.rows)
+    ]
+
   def records(self) -> list[dict[str, Any]]:
     """A dict per row; a mean has its interval and number of runs beside it.
 
     Where runs have no number, their paths are beside the number of the others.
     """
     return [
-      dict(row)
-      | {
-        name: value
-        for column in self.columns
-        for name, value in _flat(column, place).items()
-      }
-      for place, row in enumerate(self.rows)
+      functools.reduce(operator.or_, [c.values(at) for c in self.columns], row)
+      for at, row in enumerate(self.rows)
     ]
-
-
-def _flat(column: Column, place: int) -> dict[str, Any]:
-  """The values of a cell by the name of their column."""
-  cell = column.cells[place]
-  found: dict[str, Any] = {column.label: cell and cell.mean}
-  if column.is_mean or column.missing:
-    found[f"{column.label}/interval"] = cell and cell.interval
-    found[f"{column.label}/runs"] = len(cell.seeds) if cell else 0
-  if column.missing:
-    missing = cell.missing if cell else ()
-    found[f"{column.label}/missing"] = " ".join(map(str, missing))
-  return found
 
 
 def read(places: Iterable[str | os.PathLike[str]]) -> list[runs_lib.Run]:
@@ -169,35 +173,21 @@ def settings_of(run: runs_lib.Run) -> dict[str, Any]:
   }
 
 
-def _settings(runs: Sequence[runs_lib.Run]) -> list[dict[str, Any]]:
-  """`settings_of` each run, with its data where they tell runs apart."""
-  return [
-    settings_of(run) | ({runs_lib.DATA: data} if data else {})
-    for run, data in zip(runs, runs_lib.data_apart(runs), strict=True)
-  ]
-
-
 def scores_of(run: runs_lib.Run) -> dict[str, float]:
   """A run's final scores and FACTS by name; none if it is not complete."""
   facts = {name: run.summary[name] for name in FACTS if name in run.summary}
   return {**run.summary.get("metrics", {}), **facts}
 
 
-def _varying(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+def _varying(table: pd.DataFrame) -> list[str]:
   """The settings in which runs differ, by section.
 
   Without the settings of a single family or task whose runs all have the same
   value: they follow from its name.
   """
-  values: dict[str, list[Any]] = {}
-  for settings in runs:
-    for key, value in settings.items():
-      known = values.setdefault(key, [])
-      if value not in known:
-        known.append(value)
-  names = [key.partition(".")[0] for key in values]
-  found = [key for key, known in values.items() if len(known) > 1]
-  return sorted(found, key=lambda key: names.index(key.partition(".")[0]))
+  known = [key.partition(".")[0] for key in table]
+  found = [key for key in table if table[key].dropna().map(repr).nunique() > 1]
+  return sorted(found, key=lambda key: known.index(key.partition(".")[0]))
 
 
 def metrics_of(
@@ -236,38 +226,15 @@ def records(
 
   `metrics` as in `metrics_of`.
   """
-  settings = _settings(runs)
-  scores = [scores_of(run) for run in runs]
-  keys, names = _varying(settings), metrics_of(runs, metrics)
+  table, names = _table(runs), metrics_of(runs, metrics)
+  settings = table[_varying(table)].to_dict("records")
+  scores = map(scores_of, runs)
   return [
     {"run": run.directory.as_posix(), "state": run.state}
-    | {key: its.get(key) for key in keys}
+    | its
     | {name: found.get(name) for name in names}
     for run, its, found in zip(runs, settings, scores, strict=True)
   ]
-
-
-class _Known(NamedTuple):
-  """A run with its settings and scores."""
-
-  run: runs_lib.Run
-  settings: Mapping[str, Any]
-  scores: Mapping[str, float]
-
-  def values(self, keys: Iterable[str]) -> dict[str, Any]:
-    return {key: self.settings.get(key) for key in keys}
-
-  @property
-  def seed(self) -> int | str:
-    """Its seed, or all of its seeds: `0/1`."""
-    seeds = [
-      self.settings[key] for key in grouping.SEEDS if key in self.settings
-    ]
-    return "/".join(map(str, seeds))
-
-
-# The values of some settings, and the runs that have them.
-_Values = tuple[dict[str, Any], list[_Known]]
 
 
 def pivot(
@@ -292,110 +259,119 @@ def pivot(
     UserError: a setting or score is unknown; or runs of one cell differ in
       another setting, or not at all.
   """
-  known = [
-    _Known(run, settings, scores_of(run))
-    for run, settings in zip(runs, _settings(runs), strict=True)
-    if settings  # Else its config.json is damaged.
-  ]
-  names = dict.fromkeys(key for one in known for key in one.settings)
+  known = [run for run in runs if settings_of(run)]  # Else it is damaged.
+  table = _table(known)
   for key in (*rows, *columns):
-    sections.check_key(key, names)
-  shown = rows or _apart(known, columns)
-  _check_cells(known, (*shown, *columns))
-  lines = list(_groups(known, shown))
-  lines = _ordered(lines) if rows else lines
-  apart = [key for key in columns if key not in grouping.SEEDS]
+    sections.check_key(key, dict.fromkeys(table))
+  shown = list(rows) or _apart(table, columns)
+  _check_cells(table[[run.done for run in known]], table, [*shown, *columns])
+  scores = pd.DataFrame([scores_of(run) for run in known], table.index)
+  lines = list(_groups(table, shown, ordered=bool(rows)))
   seeds = [key for key in columns if key in grouping.SEEDS]
+  settings = [key for key in columns if key not in seeds]
+
+  def column(
+    name: str,
+    some: pd.DataFrame,
+    settings: Mapping[str, Any],
+    seed: Mapping[str, Any],
+  ) -> Column:
+    values = scores.get(name, pd.Series(np.nan, table.index))[some.index]
+    cells = [
+      grouping.spread(values[values.index.isin(line.index)])
+      for _, line in lines
+    ]
+    return Column(name, settings, seed, cells)
+
+  parts = [
+    (values, some, list(_groups(some, seeds)) if seeds else [])
+    for values, some in _groups(table, settings)
+  ]
   made = []
   for name in metrics_of(runs, metrics):
-    for values, some in _ordered(_groups(known, apart)):
-      whole = _column(lines, some, name, values)
-      by_seed = _ordered(_groups(some, seeds))
-      if seeds:
-        made += [
-          _column(lines, of_seed, name, values, seed)
-          for seed, of_seed in by_seed
-        ]
-      if not seeds or whole.is_mean:
+    for values, some, by_seed in parts:
+      whole = column(name, some, values, {})
+      made += [column(name, part, values, seed) for seed, part in by_seed]
+      if not by_seed or whole.is_mean:
         made.append(whole)
   return Pivot([values for values, _ in lines], made)
 
 
-def _groups(known: Sequence[_Known], keys: Sequence[str]) -> Iterator[_Values]:
-  """The groups of runs by these settings, in the order of the runs."""
-  found: dict[str, _Values] = {}
-  for one in known:
-    values = one.values(keys)
-    found.setdefault(repr(values), (values, []))[1].append(one)
-  yield from found.values()
+def _table(runs: Sequence[runs_lib.Run]) -> pd.DataFrame:
+  """The settings of runs, by path, with their data where they tell them apart.
 
-
-def _ordered(groups: Iterable[_Values]) -> list[_Values]:
-  """Groups in the order of their settings.
-
-  Values of a setting ascend if all are numbers; otherwise they are in the order
-  of the runs.
+  None where a run lacks a setting.
   """
-  found = list(groups)
-  places: list[list[Any]] = [[] for _ in found]
-  for key in found[0][0] if found else ():
-    values = [values[key] for values, _ in found]
-    if not all(isinstance(value, int | float) for value in values):
-      values = [values.index(value) for value in values]
-    for place, value in zip(places, values, strict=True):
-      place.append(value)
-  return [found[at] for at in sorted(range(len(found)), key=places.__getitem__)]
+  settings = [
+    settings_of(run) | ({runs_lib.DATA: data} if data else {})
+    for run, data in zip(runs, runs_lib.data_apart(runs), strict=True)
+  ]
+  paths = [str(run.directory) for run in runs]
+  table = pd.DataFrame(settings, paths, dtype=object)
+  return table.where(table.notna(), None)
 
 
-def _column(
-  lines: Sequence[tuple[Mapping[str, Any], Sequence[_Known]]],
-  some: Sequence[_Known],
-  metric: str,
-  settings: Mapping[str, Any],
-  seeds: Mapping[str, Any] = {},
-) -> Column:
-  """The column of a metric over some of the runs."""
-  here = {id(one) for one in some}
+def _groups(
+  table: pd.DataFrame, keys: Sequence[str], ordered: bool = True
+) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+  """The values of these settings, and the runs that have them.
 
-  def cell(of_line: Sequence[_Known]) -> grouping.Spread | None:
-    its = [one for one in of_line if id(one) in here]
-    found = grouping.spread(
-      {one.seed: one.scores[metric] for one in its if metric in one.scores}
-    )
-    if found is None:
-      return None
-    missing = (x.run.directory for x in its if x.seed not in found.seeds)
-    return found._replace(missing=tuple(map(str, missing)))
-
-  cells = [cell(of_line) for _, of_line in lines]
-  return Column(metric, settings, seeds, cells)
+  In the order of the runs; or, if ordered, of the settings: values ascend if
+  all are numbers, and are otherwise in the order of the runs.
+  """
+  if not keys:
+    yield {}, table
+    return
+  ranks = [_ranks(table[key]) for key in keys]
+  for _, some in table.groupby(ranks, sort=ordered):
+    yield some[list(keys)].iloc[0].to_dict(), some
 
 
-def _apart(known: Iterable[_Known], keys: Iterable[str]) -> list[str]:
+def _ranks(values: pd.Series) -> pd.Series:
+  """The place of each value in the order of `_groups`."""
+  if all(isinstance(value, int | float) for value in values):
+    return values.astype(float).rank(method="dense")
+  return pd.Series(pd.factorize(values.map(repr))[0], values.index)
+
+
+def _apart(table: pd.DataFrame, keys: Iterable[str]) -> list[str]:
   """What distinguishes experiments, besides some settings and the seeds."""
-  known_already = {*keys, *grouping.SEEDS, *_PATHS}
+  known = {*keys, *grouping.SEEDS, *_PATHS}
   return [
     key
-    for key in _varying(one.settings for one in known)
-    if key not in known_already
+    for key in _varying(table)
+    if key not in known
     and (key.startswith("eval.") or workdir_lib.binds(key, "train"))
   ]
 
 
-def _check_cells(known: Sequence[_Known], keys: Sequence[str]) -> None:
+def _check_cells(
+  done: pd.DataFrame, table: pd.DataFrame, keys: Sequence[str]
+) -> None:
   """Raises UserError if the runs of a cell are not seeds of one experiment."""
-  for values, some in _groups(known, keys):
+  for values, some in _groups(table, keys, ordered=False):
     if others := _apart(some, keys):
       where = ", ".join(f"{key}={value}" for key, value in values.items())
       raise UserError(
         f"{others[0]} differs between the runs of {where or 'the table'}; add"
         " it to --rows or --columns"
       )
-    first: dict[int | str, _Known] = {}
-    for one in some:
-      twin = first.setdefault(one.seed, one) if one.run.done else one
-      if twin is not one:
-        raise UserError(
-          f"{twin.run.directory} and {one.run.directory} have the same settings"
-          " and the same seed; leave one of them out"
-        )
+  seeds = [key for key in grouping.SEEDS if key in table and key not in keys]
+  for _, twins in _groups(done, [*keys, *seeds], ordered=False):
+    if len(twins) > 1:
+      raise UserError(
+        f"{twins.index[0]} and {twins.index[1]} have the same settings and the"
+        " same seed; leave one of them out"
+      )
+
+
+def to_csv(found: Sequence[Mapping[str, Any]]) -> str:
+  """Records with the same keys as CSV."""
+  return pd.DataFrame(found, dtype=object).to_csv(index=False)
+
+
+def score(value: float, standard_error: float | None = None) -> str:
+  """A score with four digits, and its standard error if it has one."""
+  small = abs(value) < 9999.5  # Larger ones would have an exponent.
+  text = f"{value:,.4g}" if small else f"{value:,.0f}"
+  return f"{text} ± {standard_error:.2g}" if standard_error else text

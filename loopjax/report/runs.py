@@ -1,8 +1,8 @@
 """Finds the runs and sweeps under a directory, and reads them."""
 
-import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.report import papers
-from loopjax.report.paper import Paper
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
 
@@ -53,7 +52,7 @@ class Run(NamedTuple):
     return workdir_lib.read_metrics(self.directory)
 
   @property
-  def paper(self) -> Paper | None:
+  def paper(self) -> papers.Paper | None:
     """The paper of its task and family, if any."""
     names = [self.config.get(x, {}).get("name") for x in ("task", "model")]
     return papers.of(*names)
@@ -96,7 +95,7 @@ class Plan(NamedTuple):
   chosen_for: tuple[str, ...] | None = None
 
   @property
-  def paper(self) -> Paper | None:
+  def paper(self) -> papers.Paper | None:
     """The paper of its task and family, if any."""
     return papers.of(self.task, self.model)
 
@@ -163,21 +162,20 @@ def data_apart(runs: Sequence[Run]) -> list[str]:
   where all runs with the same settings of the task have the same data: a file
   is named by its path, which says nothing of its content.
   """
-  found: list[tuple[str, str]] = []
-  for run in runs:
-    sums = {
-      name: value
-      for name, value in run.summary.get("data", {}).items()
-      if name.endswith("_sha256")
-    }
-    text = json.dumps(sums, sort_keys=True).encode()
-    digest = hashlib.sha256(text).hexdigest()[:8] if sums else ""
-    task = json.dumps(run.config.get("task", {}), sort_keys=True)
-    found.append((task, digest))
-  known: dict[str, set[str]] = {}
-  for task, digest in found:
-    known.setdefault(task, set()).update([digest] if digest else [])
-  return [digest if len(known[task]) > 1 else "" for task, digest in found]
+  tasks = [json.dumps(x.config.get("task", {}), sort_keys=True) for x in runs]
+  digests = [_digest(run.summary.get("data", {})) for run in runs]
+  known: dict[str, set[str]] = {task: set() for task in tasks}
+  for task, digest in zip(tasks, digests, strict=True):
+    known[task] |= {digest} - {""}
+  pairs = zip(tasks, digests, strict=True)
+  return [digest if len(known[task]) > 1 else "" for task, digest in pairs]
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+  """The digest of the checksums of a summary's data; "" without any."""
+  sums = {k: value for k, value in data.items() if k.endswith("_sha256")}
+  text = json.dumps(sums, sort_keys=True).encode()
+  return hashlib.sha256(text).hexdigest()[:8] if sums else ""
 
 
 def has_runs(path: pathlib.Path) -> bool:
@@ -209,23 +207,19 @@ def _may_be_run(directory: pathlib.Path) -> bool:
     return True  # Damaged; `read_run` says how.
 
 
-def _directories(
-  root: pathlib.Path, above: frozenset[pathlib.Path] = frozenset()
-) -> Iterator[pathlib.Path]:
-  """A directory and its subdirectories, except those inside a run.
+def _directories(root: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A directory and its subdirectories, each once, except those inside a run.
 
-  Links to one of the directories above, by their real paths, are left out. A
-  directory may vanish meanwhile, as those of a run's checkpoints do.
+  A directory may vanish meanwhile, as those of a run's checkpoints do.
   """
-  yield root
-  if not (root / "config.json").is_file():
-    above |= {root.resolve()}
-    paths: list[pathlib.Path] = []
-    with contextlib.suppress(FileNotFoundError):
-      paths = sorted(root.iterdir())
-    for path in paths:
-      if path.is_dir() and path.resolve() not in above:
-        yield from _directories(path, above)
+  seen = {root.resolve()}
+  for path, folders, files in os.walk(root, followlinks=True):
+    here = pathlib.Path(path)
+    yield here
+    below = {} if "config.json" in files else {here / x: x for x in folders}
+    real = {name: path.resolve() for path, name in below.items()}
+    folders[:] = sorted(name for name in real if real[name] not in seen)
+    seen |= set(real.values())
 
 
 def read_run(

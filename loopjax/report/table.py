@@ -10,15 +10,13 @@ learned from different files differ in data.sha256, a digest of their checksums.
 """
 
 import argparse
-import csv
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from loopjax.commands import document
 from loopjax.errors import Parser, UserError, leave, one_line_errors, writing
-from loopjax.report import grouping, records, tables
+from loopjax.report import grouping, records
 
 _ABSENT = "–"
 
@@ -78,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
   runs = records.read(options.runs)
   if not (options.rows or options.columns):
     found = records.records(runs, options.metric)
-    text = to_csv(found) if options.csv else _shown(found, options.md)
+    text = records.to_csv(found) if options.csv else _shown(found, options.md)
   else:
     columns = options.columns
     if options.plot:  # Seeds are marks beside their mean.
@@ -88,51 +86,36 @@ def main(argv: list[str] | None = None) -> int:
     if options.plot:
       text = f"{_draw(pivot, options.rows[0], options.plot)}\n"
     elif options.csv:
-      text = to_csv(pivot.records())
+      text = records.to_csv(pivot.records())
     else:
-      text = _shown(_cells(pivot), options.md)
+      text = _shown(pivot.cells(), options.md)
   damaged = records.say_incomplete(runs)
   print(text, end="")
   return 2 if damaged else 0
 
 
-def to_csv(found: Sequence[dict[str, Any]]) -> str:
-  """Records with the same keys as CSV."""
-  text = io.StringIO()
-  writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-  writer.writeheader()
-  writer.writerows(found)
-  return text.getvalue()
-
-
-def _cells(pivot: records.Pivot) -> list[dict[str, Any]]:
-  """The rows with a cell for a mean, its interval and its number of runs."""
-  return [
-    row | {column.label: column.cells[place] for column in pivot.columns}
-    for place, row in enumerate(pivot.rows)
-  ]
-
-
 def _shown(found: Sequence[dict[str, Any]], markdown: bool) -> str:
   """Records as a table of Markdown, or with aligned columns."""
-  lines = [[_as_text(value) for value in row.values()] for row in found]
-  if markdown:
-    header = [document.Cell(name) for name in found[0]]
-    rows = [[document.Cell(text) for text in line] for line in lines]
-    return document.to_markdown([document.Table(header, rows)])
-  return document.aligned([list(found[0]), *lines]) + "\n"
+  header, *lines = [
+    list(found[0]),
+    *([_as_text(value) for value in row.values()] for row in found),
+  ]
+  if not markdown:
+    return document.aligned([header, *lines]) + "\n"
+  plain = [list(map(document.plain, line)) for line in (header, *lines)]
+  return document.table(plain[0], plain[1:]) + "\n"
 
 
 def _as_text(value: Any) -> str:
   """A cell: at most four digits of a score."""
   if isinstance(value, grouping.Spread):
-    text = tables.score(value.mean, value.interval)
+    text = records.score(value.mean, value.interval)
     num, num_missing = len(value.seeds), len(value.missing)
     if num_missing:
       return f"{text} (n={num} of {num + num_missing})"
     return f"{text} (n={num})" if num > 1 else text
   if isinstance(value, float):
-    return tables.score(value, None)
+    return records.score(value)
   return _ABSENT if value is None else str(value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopjax.commands import document
-from loopjax.commands.document import Cell
+from loopjax.commands.document import plain
 from loopjax.errors import UserError, writing
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -115,17 +115,17 @@ def card(
     for command in COMMANDS.get(task, ())
   )
   rows = [
-    [Cell(score), Cell(f"{value:.4g}"), Cell(f"{metrics[score + _ERROR]:.2g}")]
+    [plain(score), f"{value:.4g}", f"{metrics[score + _ERROR]:.2g}"]
     for score in scores
     for value in [metrics[score]]
     if score + _ERROR in metrics
   ]
   versions = ", ".join(f"{k} {v}" for k, v in summary["versions"].items())
-  blocks: list[document.Block] = [
-    document.Heading(1, f"zoo:{name}"),
-    document.Paragraph(about),
-    document.Code(commands or f"loopjax score zoo:{name}"),
-    document.Bullets(
+  blocks = [
+    document.heading(1, f"zoo:{name}"),
+    plain(about),
+    document.code(commands or f"loopjax score zoo:{name}"),
+    document.bullets(
       [
         f"parameters: {summary['parameters']:,}, stored as {summary['dtype']}",
         f"trained: {summary['steps']:,} steps, {summary['devices']},"
@@ -135,16 +135,16 @@ def card(
         "licence: Apache-2.0",
       ]
     ),
-    document.Heading(2, "Training"),
-    document.Code(summary["command"]),
-    document.Heading(2, "Scores"),
-    document.Paragraph(
+    document.heading(2, "Training"),
+    document.code(summary["command"]),
+    document.heading(2, "Scores"),
+    plain(
       "Measured at the end of training, before the parameters were cast, with"
       " standard errors over examples; summary.json has all scores."
     ),
-    document.Table([Cell("score"), Cell("mean"), Cell("error")], rows),
+    document.table(["score", "mean", "error"], rows),
   ]
-  return document.to_markdown(blocks)
+  return document.text(blocks)
 
 
 def portable(command: str) -> str:

@@ -13,8 +13,7 @@ from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.errors import UserError
 from loopjax.report import __main__ as report
-from loopjax.report import grouping, keep, page, tables
-from loopjax.report import paper as paper_lib
+from loopjax.report import grouping, keep, page, papers, tables
 from loopjax.report import runs as runs_lib
 from loopjax.run import provenance
 from loopjax.run import workdir as workdir_lib
@@ -118,18 +117,6 @@ def test_results_of_analyses_are_kept(runs, tmp_path):
     keep.keep(runs[:1], tmp_path / "damaged.runs.json", "passes")
 
 
-def test_a_table_is_headed_by_its_question(runs, tmp_path):
-  out = tmp_path / "kept" / "rule.runs.json"
-  keep.keep(runs[:2], out, "passes", "Do passes help?")
-  keep.keep(runs, out, "passes")  # Additions do not remove it.
-  markdown = page.write(runs_lib.collect([out.parent]), tmp_path / "report")[
-    1
-  ].read_text()
-  assert "\n### Do passes help?\n" in markdown
-  assert "Runs: rule, sweep passes." in markdown
-  assert "| loops\u00a0=\u00a01 <small>N = 1</small> |" in markdown
-
-
 def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   """A table of questions that link to their numbers; a search is folded."""
   out = tmp_path / "kept"
@@ -161,6 +148,10 @@ def test_a_report_begins_with_the_verdicts(runs, tmp_path, capsys):
   assert keep.main([f"--out={out / 'new.runs.json'}", "--sweep=x"]) == 2
   assert "contains no runs, and no RUN" in capsys.readouterr().err
   assert keep.main([*words[:2], "--verdict=yes"]) == 2
+
+  text = markdown.read_text()
+  assert "\n### Is it rule?\n" in text and "Runs: rule, sweep passes." in text
+  assert "| loops\u00a0=\u00a01 <small>N = 1</small> |" in text
 
 
 def test_a_search_shows_the_score_that_chose(tmp_path):
@@ -208,10 +199,8 @@ def test_a_search_shows_the_score_that_chose(tmp_path):
 
 
 def test_a_search_by_loss_chooses_the_lowest():
-  column = paper_lib.Column(
-    "chosen_by", "", paper_lib.Metric("validation/loss")
-  )
-  sweep = paper_lib.Sweep("", "", (column,))
+  column = papers.Column("chosen_by", "", "validation/loss")
+  sweep = papers.Sweep("", "", (column,))
   groups = [
     grouping.Group(
       {"x.y": value},
@@ -224,11 +213,15 @@ def test_a_search_by_loss_chooses_the_lowest():
     )
     for value in (3.0, 2.0)
   ]  # fmt: skip
-  table, _ = tables.comparison_table(sweep, groups, None, ())
-  assert [row[1].text for row in table.rows] == ["3.0", "2.0, chosen"]
-  for alone in ("x.y",), None:  # No alternatives; no choice.
-    table, _ = tables.comparison_table(sweep, groups, None, alone)
-    assert [row[1].text for row in table.rows] == ["3.0", "2.0"]
+  # Chosen of both; without alternatives, or a choice, there is none.
+  for chosen_for, last in (
+    ((), "2.0, chosen"),
+    (("x.y",), "2.0"),
+    (None, "2.0"),
+  ):
+    table, _ = tables.comparison(sweep, groups, None, chosen_for)
+    rows = [row.split("|") for row in table.splitlines()[2:]]
+    assert [row[2].strip() for row in rows] == ["3.0", last]
 
 
 def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):
@@ -246,23 +239,15 @@ def test_runs_are_added_to_those_that_are_kept(runs, tmp_path):
   with pytest.raises(UserError, match="another run has the name n1_s1"):
     keep.keep(runs, at_once, "passes")
   assert one_by_one.read_text() == at_once.read_text()
-
-
-def test_what_is_kept_has_a_line_for_every_evaluation(runs, tmp_path):
-  out = tmp_path / "a.runs.json"
-  keep.keep(runs, out)
-  lines = [line.strip() for line in out.read_text().splitlines()]
+  # Without a sweep they stay by themselves. An evaluation is a line.
+  alone = tmp_path / "alone" / "a.runs.json"
+  keep.keep(runs[1:3], alone)
+  plans, others = runs_lib.collect([alone.parent])
+  names = {run.directory.name for run in others if run.kept}
+  assert not plans and names == {"n1_s2", "n1_s3"}
+  lines = [line.strip() for line in alone.read_text().splitlines()]
   evaluation = '{"step": 10, "split": "validation", "loss": 1.5}'
-  assert lines.count(evaluation) == len(runs)
-  assert max(map(len, lines)) < 1500
-
-
-def test_runs_of_no_sweep_stay_by_themselves(runs, tmp_path):
-  keep.keep(runs[:2], tmp_path / "a.runs.json")
-  plans, others = runs_lib.collect([tmp_path])
-  assert not plans
-  there = {run.directory.name for run in others if run.kept}
-  assert there == {"n1_s1", "n1_s2"}
+  assert lines.count(evaluation) == 2 and max(map(len, lines)) < 1500
 
 
 def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
@@ -307,37 +292,25 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
       keep.keep(runs, other)
 
 
-@pytest.mark.parametrize("revision", ["abd", "abc-dirty", ""])
 def test_a_run_of_an_unknown_revision_is_refused(
-  runs, tmp_path, capsys, monkeypatch, revision
+  runs, tmp_path, capsys, monkeypatch
 ):
-  summary = workdir_lib.read_json(runs[0] / "summary.json")
-  workdir_lib.write_json(
-    runs[0] / "summary.json", summary | {"revision": revision}
-  )
   out = tmp_path / "a.runs.json"
-  assert keep.main([str(runs[0]), f"--out={out}"]) == 2
-  error = capsys.readouterr().err
-  assert f"its revision '{revision}' is not in the history" in error
-  assert not out.exists()
+  summary = workdir_lib.read_json(runs[0] / "summary.json")
+  for revision in ("abd", "abc-dirty", ""):
+    changed = summary | {"revision": revision}
+    workdir_lib.write_json(runs[0] / "summary.json", changed)
+    assert keep.main([str(runs[0]), f"--out={out}"]) == 2
+    error = capsys.readouterr().err
+    assert f"its revision '{revision}' is not in the history" in error
+    assert not out.exists()
   monkeypatch.setattr(provenance, "has_landed", lambda _: None)  # No checkout.
   assert keep.main([str(runs[0]), f"--out={out}"]) == 0
 
 
 def test_a_folder_of_this_machine_is_renamed(tmp_path, capsys):
-  files = {"run.init_from": "/home/me/data/x"}
-  workdir = make_run(tmp_path / "b", 1, 1, **files)
-  out = tmp_path / "a.runs.json"
-  words = [str(workdir), f"--out={out}"]
-  assert keep.main([*words, "--rename=/home/me/data"]) == 2
-  assert "expected FOLDER=NAME" in capsys.readouterr().err
-  assert keep.main([*words, "--rename=/home/me/data=books"]) == 0
-  assert "/home" not in out.read_text() and "books/x" in out.read_text()
-
-
-def test_folders_in_names_of_metrics_are_renamed(tmp_path, capsys):
-  """A score of each source of text has the path of its file in its name."""
-  workdir = make_run(tmp_path / "b", 1, 1)
+  """Also in the name of the score of a source of text: its file's path."""
+  workdir = make_run(tmp_path / "b", 1, 1, **{"run.init_from": "/mnt/data/x"})
   score = "bits_per_byte/source=/mnt/data/a.txt"
   summary = workdir_lib.read_summary(workdir)
   summary["metrics"][f"test/{score}"] = 2.5
@@ -346,10 +319,12 @@ def test_folders_in_names_of_metrics_are_renamed(tmp_path, capsys):
   workdir_lib.write_json_lines(workdir / "metrics.jsonl", [row])
   out = tmp_path / "a.runs.json"
   words = [str(workdir), f"--out={out}"]
-  assert keep.main(words) == 2
-  assert "/mnt/data/a.txt" in capsys.readouterr().err
+  for more, said in (([], "/mnt/data/x"), (["--rename=/mnt"], "FOLDER=NAME")):
+    assert keep.main([*words, *more]) == 2
+    assert said in capsys.readouterr().err and not out.exists()
   assert keep.main([*words, "--rename=/mnt/data=books"]) == 0
   (item,) = workdir_lib.read_json(out)["items"]
+  assert item["config"]["run"]["init_from"] == "books/x"
   assert item["summary"]["metrics"]["test/bits_per_byte/source=books/a.txt"]
   assert item["evaluations"][0]["bits_per_byte/source=books/a.txt"] == 2.5
   assert "/mnt" not in out.read_text()
