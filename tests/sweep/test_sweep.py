@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -116,17 +115,6 @@ def test_an_experiment_has_one_directory(preset, tmp_path):
       assert len(item.slug) < 200
 
 
-def test_slugs_are_stable():
-  slugs = [item.slug for item in items_of("memory_curve", "tiny")]
-  assert slugs[:2] == [
-    "num_memory_tokens=0,seed=0",
-    "num_memory_tokens=0,seed=42",
-  ]
-  own = load_config("sudoku_utm", "tiny").model.num_memory_tokens
-  assert f"num_memory_tokens={own},seed=0" in slugs
-  assert [item.slug for item in items_of("memory_curve", "tiny")] == slugs
-
-
 def loops(config):
   """Items of which one has the config's own value, and are named by it."""
   own = config.model.num_loops
@@ -158,6 +146,12 @@ def test_an_item_is_named_by_all_that_its_sweep_varies(tmp_path):
   assert [item.slug for item in loops_in(tmp_path, "twice")] == [
     *["base"] * 3,
     f"model.num_loops={own + 1}",
+  ]
+
+  tiny = [item.slug for item in items_of("memory_curve", "tiny")]
+  assert tiny[:2] == [
+    "num_memory_tokens=0,seed=0",
+    "num_memory_tokens=0,seed=42",
   ]
 
 
@@ -256,11 +250,8 @@ def test_files_of_the_folder_do_not_replace_modules(
   log = tmp_path / "help.log"
   assert run_command(command, log, stop)[0] == 0, log.read_text()
 
-
-def test_a_clone_need_not_be_installed(monkeypatch, items, tmp_path):
-  monkeypatch.chdir(ROOT)
-  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
-  assert "-P" not in runner.commands[0]
+  monkeypatch.chdir(ROOT)  # A clone need not be installed.
+  assert "-P" not in start(monkeypatch, items, tmp_path, only=1)[0].commands[0]
 
 
 def test_complete_is_skipped_and_unfinished_goes_on(
@@ -287,53 +278,35 @@ def test_complete_is_skipped_and_unfinished_goes_on(
 
 
 def test_failures_are_named_and_the_rest_is_run(monkeypatch, items, tmp_path):
-  other = tmp_path / items[3].slug
-  other.mkdir()
+  """A diverged run, or a damaged one, is not run again; others are."""
+  first, second, third, fourth = (item.slug for item in items)
+  (tmp_path / fourth).mkdir()
   config = {**items[3].config, "optim": {"learning_rate": 1.0}}
-  workdir_lib.write_json(other / "config.json", config)
-  runner, failed, status = start(
-    monkeypatch,
-    items,
-    tmp_path,
-    fail={
-      items[0].slug: (2, "error: task.train_csv is wrong"),
-      items[1].slug: (3, ""),
-      items[2].slug: (-9, "half a line"),
-    },
-  )
-  assert status == 1
-  assert runner.names == [item.slug for item in items[:3]]
-  assert failed[items[0].slug] == "task.train_csv is wrong"
-  assert "not finite at step 7" in failed[items[1].slug]
-  assert "exit status -9: half a line" in failed[items[2].slug]
-  assert "optim.learning_rate" in failed[items[3].slug]
-  assert all("\n" not in message for message in failed.values())
-
-
-def test_a_process_that_leaves_no_summary_has_failed(
-  monkeypatch, items, tmp_path
-):
-  _, failed, status = start(
-    monkeypatch, items, tmp_path, fail={items[0].slug: (0, "bye")}
-  )
-  assert (list(failed), status) == ([items[0].slug], 1)
-
-
-def test_a_diverged_item_is_run_again_only_without_its_summary(
-  monkeypatch, items, tmp_path
-):
-  diverging = {items[0].slug: (3, "")}
-  start(monkeypatch, items, tmp_path, fail=diverging)
-  runner, failed, status = start(monkeypatch, items, tmp_path)
-  assert (runner.names, status) == ([], 1)
-  summary = tmp_path / items[0].slug / "summary.json"
-  assert failed == {
-    items[0].slug: "loss is not finite at step 7;"
-    f" remove {summary} to run it again"
+  workdir_lib.write_json(tmp_path / fourth / "config.json", config)
+  ends = {
+    first: (2, "error: it is wrong"),
+    second: (3, ""),
+    third: (-9, "half"),
   }
+  runner, failed, status = start(monkeypatch, items, tmp_path, fail=ends)
+  assert (runner.names, status) == ([first, second, third], 1)
+  assert failed[first] == "it is wrong"
+  assert "exit status -9: half; see" in failed[third]
+  assert "optim.learning_rate" in failed[fourth]
+  assert all("\n" not in message for message in failed.values())
+  summary = tmp_path / second / "summary.json"
+  again = f"loss is not finite at step 7; remove {summary} to run it again"
+  assert failed[second] == again
+  # One that ends well but leaves no summary has failed, too.
+  runner, failed, _ = start(monkeypatch, items, tmp_path, {third: (0, "bye")})
+  assert (runner.names, failed[second]) == ([first, third], again)
+  assert set(failed) == {second, third, fourth}
   summary.unlink()
-  runner, failed, status = start(monkeypatch, items, tmp_path)
-  assert (runner.names, failed, status) == ([items[0].slug], {}, 0)
+  (tmp_path / first / "summary.json").write_text('{"status": "completed"}')
+  runner, failed, _ = start(monkeypatch, items, tmp_path)
+  assert runner.names == [second, third]
+  said = "was not written by loopjax: metrics is missing or malformed"
+  assert failed[first] == f"{tmp_path / first / 'summary.json'}: {said}"
 
 
 @pytest.mark.parametrize("status", [4, 5])
@@ -350,21 +323,17 @@ def test_the_sweep_stops_with_an_item_that_was_stopped(
   assert runner.names == [item.slug for item in items[1:]]
 
 
-def test_one_item_alone(monkeypatch, items, tmp_path, capsys):
-  runner, failed, status = start(monkeypatch, items, tmp_path, only=2)
-  assert (runner.names, failed, status) == ([items[2].slug], {}, 0)
-  assert capsys.readouterr().out.startswith(f"3/4  {items[2].slug}  done")
-  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
-  assert runner.names == [items[0].slug]
-  runner, _, _ = start(monkeypatch, items, tmp_path, only=0)
-  assert runner.names == []
-
-
-def test_limit_counts_what_is_started(monkeypatch, items, tmp_path):
-  runner, _, _ = start(monkeypatch, items, tmp_path, limit=1)
-  assert runner.names == [items[0].slug]
-  runner, _, _ = start(monkeypatch, items, tmp_path, limit=2)
-  assert runner.names == [items[1].slug, items[2].slug]
+def test_a_part_of_the_sweep_alone(monkeypatch, items, tmp_path, capsys):
+  """One item, or as many as --limit says that are not complete."""
+  slugs = [item.slug for item in items]
+  for options, ran in (
+    ({"only": 2}, [2]), ({"only": 2}, []), ({"limit": 1}, [0]),
+    ({"limit": 2}, [1, 3]),
+  ):  # fmt: skip
+    runner, failed, status = start(monkeypatch, items, tmp_path, **options)
+    assert runner.names == [slugs[place] for place in ran]
+    assert (failed, status) == ({}, 0)
+  assert capsys.readouterr().out.startswith(f"3/4  {slugs[2]}  done")
 
 
 def test_the_log_keeps_all_and_the_last_line_is_of_the_last_run(tmp_path):
@@ -559,66 +528,24 @@ def test_a_signal_between_two_runs_is_not_lost(tmp_path):
   assert status == -signal.SIGTERM
 
 
-def test_a_signal_that_is_ignored_stays_so():
-  before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-  try:
-    with runner_lib.StopRequest().listening():
-      assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-  finally:
-    signal.signal(signal.SIGHUP, before)
-
-
-def test_a_run_that_ended_before_it_could_save_was_preempted(
-  monkeypatch, items, tmp_path
-):
-  def run(command, log, stop, cores):
-    stop.received = True
-    return -signal.SIGTERM, ""
-
-  monkeypatch.setattr(runner_lib, "run_command", run)
-  assert runner_lib.run_items(items, tmp_path, ["--config=c.py"]) == ({}, 4)
-
-
-def test_mistakes():
-  with pytest.raises(UserError, match="--config.run.seed has no effect"):
-    items_of("tradeoff", common={"run.seed": 3})
-  with pytest.raises(UserError, match="sweep fixed_depth, item .*epsilon"):
-    items_of("fixed_depth", common={"model.epsilon": 0.2})
-
-
 CONFIG = "--config=configs/sudoku_utm.py:smoke"
-
-
-@pytest.mark.long
-def test_a_dry_run_writes_nothing(tmp_path):
-  """In a separate process, which exits with the status."""
-  workdir = tmp_path / "sweep"
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "loopjax.sweep", CONFIG),
-      "--sweep=depth",
-      f"--workdir={workdir}",
-      "--dry_run",
-      "--config.model.width=32",
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.count("would run") == 3
-  assert not workdir.exists()
 
 
 def sweep_depth(*arguments):
   return command(sweep_main.main, CONFIG, "--sweep=depth", *arguments)
 
 
-def test_a_sweep_lies_beside_the_runs_of_its_config(capsys):
+def test_a_sweep_lies_beside_the_runs_of_its_config(capsys, tmp_path):
+  """A dry run, or one that only counts, writes nothing."""
   assert sweep_depth("--dry_run", "--config.model.width=32") == 0
   first, *rest = capsys.readouterr().out.splitlines()
   assert first == "work directory: runs/sudoku_utm-smoke,width=32-depth"
-  assert len(rest) == 3
+  assert len(rest) == 3 and all("would run" in line for line in rest)
+  there = tmp_path / "none"
+  assert sweep_depth("--dry_run", f"--workdir={there}") == 0
+  capsys.readouterr()
+  assert sweep_depth("--count", f"--workdir={there}") == 0
+  assert capsys.readouterr().out == "3\n" and not there.exists()
 
 
 def test_no_sweep_has_the_name_of_a_preset():
@@ -694,12 +621,20 @@ def test_an_item_that_cannot_train_is_refused_before_any_runs(
     )
 
 
-def test_an_item_without_its_setting_is_one_line():
+def test_settings_that_a_sweep_cannot_have():
+  for name, common, says in (
+    ("tradeoff", {"run.seed": 3}, "--config.run.seed has no effect"),
+    (
+      "fixed_depth",
+      {"model.epsilon": 0.2},
+      "sweep fixed_depth, item .*epsilon",
+    ),
+  ):
+    with refused(says):
+      items_of(name, common=common)
   config = load_config("multihop_disco", "smoke,model.name=looped")
   sweeps = namespace("multihop_disco")["sweeps"]
-  with pytest.raises(
-    UserError, match="item .*unknown setting 'model.gate_value'"
-  ):
+  with refused("item .*unknown setting 'model.gate_value'"):
     items_lib.make_items(config, sweeps, "gate", {})
 
 
@@ -763,24 +698,22 @@ def test_flags_that_contradict_each_other(
   assert not (tmp_path / "new").exists()
 
 
-def test_jobs_of_the_command_have_their_cores(monkeypatch, tmp_path):
+def test_a_run_that_ended_before_it_could_save_was_preempted(
+  monkeypatch, tmp_path
+):
+  """The command has the cores of its jobs, and the status of its items."""
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-  calls = []
+  found = []
 
-  def run_items(*_, cores, **__):
-    calls.append(cores)
-    return {}, 0
+  def run(command, log, stop, cores):
+    found.append(cores)
+    stop.received = True
+    return -signal.SIGTERM, ""
 
-  monkeypatch.setattr(runner_lib, "run_items", run_items)
-  for more in ([], ["--jobs=2"]):
-    assert sweep_depth(f"--workdir={tmp_path}", *more) == 0
-  assert calls == [[None], [{0}, {1}]]
-
-
-def test_the_number_of_items_for_scripts(capsys, tmp_path):
-  assert sweep_depth("--count", f"--workdir={tmp_path / 'none'}") == 0
-  assert capsys.readouterr().out == "3\n"
-  assert not (tmp_path / "none").exists()
+  monkeypatch.setattr(runner_lib, "run_command", run)
+  there = f"--workdir={tmp_path}"
+  assert [sweep_depth(there), sweep_depth(there, "--jobs=2")] == [4, 4]
+  assert found[:2] == [None, {0}] and all(x in ({0}, {1}) for x in found[1:])
 
 
 def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):
@@ -797,37 +730,6 @@ def test_the_exit_status_is_that_of_the_item(monkeypatch, tmp_path, capsys):
   said = capsys.readouterr()
   assert "the disk is full" in said.err and "next:" not in said.out
   assert len(list(tmp_path.glob("sweep-depth.json"))) == 1
-
-
-def test_jobs_may_write_the_manifest_at_the_same_time(items, tmp_path):
-  path = tmp_path / "sweep-tradeoff.json"
-
-  def job(_):
-    for _ in range(100):
-      items_lib.write_manifest(tmp_path, "tradeoff", "c.py", {}, items)
-      assert len(workdir_lib.read_json(path)["items"]) == len(items)
-
-  with futures.ThreadPoolExecutor(8) as pool:
-    list(pool.map(job, range(8)))
-  assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_the_manifest_says_what_was_planned(items, tmp_path):
-  items_lib.write_manifest(
-    tmp_path / "new", "tradeoff", "c.py:smoke", {}, items
-  )
-  manifest = workdir_lib.read_json(tmp_path / "new" / "sweep-tradeoff.json")
-  assert manifest["sweep"] == "tradeoff"
-  assert manifest["config"] == "c.py:smoke"
-  assert manifest["task"] == "sudoku"
-  assert manifest["items"] == [
-    {
-      "overrides": item.overrides,
-      "directory": item.slug,
-      "config": item.config,
-    }
-    for item in items
-  ]
 
 
 def test_another_family_goes_after_the_colon(monkeypatch, tmp_path):
@@ -904,17 +806,3 @@ def test_names_of_items_that_go_on_tell_what_from(tmp_path):
   assert slugs == [item.slug for item in chained(tmp_path / "elsewhere")]
   assert len(set(slugs)) == 3
   assert chained(tmp_path, "end")[1].slug not in slugs  # From another run.
-
-
-def test_an_item_with_a_damaged_summary_has_failed(
-  monkeypatch, items, tmp_path
-):
-  """It has the status of a complete one, but no scores."""
-  start(monkeypatch, items, tmp_path)
-  path = tmp_path / items[1].slug / "summary.json"
-  path.write_text('{"status": "completed"}')
-  (tmp_path / items[2].slug / "summary.json").unlink()
-  runner, failed, status = start(monkeypatch, items, tmp_path)
-  said = f"{path}: was not written by loopjax: metrics is missing or malformed"
-  assert (failed, status) == ({items[1].slug: said}, 1)
-  assert runner.names == [items[2].slug]
