@@ -54,11 +54,7 @@ class Size(NamedTuple):
 
 
 def sizes(settings: config_lib.Settings) -> list[Size]:
-  """Sizes of every kind of cache that a config's family has.
-
-  Raises:
-    UserError: the family is not autoregressive.
-  """
+  """Sizes of every kind of cache that a config's family has."""
   reading = settings.family.reading
   if reading is None:
     raise UserError(

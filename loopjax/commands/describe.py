@@ -35,9 +35,6 @@ def describe(config: ml_collections.ConfigDict) -> dict[str, Any]:
     for generation, "cache_bytes_per_token" and "cache_bytes_per_row", the
     latter independent of the number of tokens. With a teacher, "teacher": its
     "parameters" and "flops_per_example".
-
-  Raises:
-    UserError: the config or the teacher is invalid.
   """
   settings = config_lib.resolve(config)
   settings.check_schedule()

@@ -103,11 +103,6 @@ def keep(
     sweep: the sweep's name; runs are separate if None.
     title, chosen_for, verdict: as in `runs.Plan`; what the file has if None.
     rename: replacements for folders of this machine.
-
-  Raises:
-    UserError: a run is not complete, its revision is not an ancestor of HEAD,
-      it contains a path of this machine or has the name of another run, or the
-      file cannot be written.
   """
   if not out.name.endswith(runs_lib.KEPT):
     raise UserError(f"--out={out}: the name must end with {runs_lib.KEPT}")

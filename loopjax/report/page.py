@@ -55,9 +55,6 @@ def write(
   Returns:
     The paths of the HTML page, the Markdown text, the final scores of the runs
     as CSV, and, if there are sweeps of papers, their numbers in papers.csv.
-
-  Raises:
-    UserError: the report cannot be written.
   """
   plans, others = sorted(found[0], key=_place), found[1]
   alone = not plans and len(others) == 1
@@ -268,7 +265,7 @@ def card(run: runs_lib.Run, out: pathlib.Path) -> list[str]:
 
 
 def figures(run: runs_lib.Run, out: pathlib.Path) -> dict[str, str]:
-  """The figures in a run's directory, by name; `out` exists, or is a link."""
+  """The figures of a run, by name, with their paths from `out`."""
   there = os.path.relpath(run.directory.resolve(), out.resolve())
   return {
     path.stem: document.image(

@@ -108,9 +108,6 @@ def read(places: Iterable[str | os.PathLike[str]]) -> list[runs_lib.Run]:
   The runs that a sweep has planned are among them. Each run is there once, in
   the order of the places: paths, patterns of paths (what they match besides
   runs is left out), or zoo:NAME.
-
-  Raises:
-    UserError: a place has no runs, or all are damaged.
   """
   paths = [path for place in places for path in _matched(os.fspath(place))]
   found = [runs_lib.collect([path]) for path in paths]
@@ -197,9 +194,6 @@ def metrics_of(
 
   They are names or patterns such as "depth/loss/loop=*"; if empty, all scores
   except training's, standard errors, and those of groups and loops.
-
-  Raises:
-    UserError: no run has such a score.
   """
   known = list(dict.fromkeys(name for run in runs for name in scores_of(run)))
   if not wanted:
@@ -254,10 +248,6 @@ def pivot(
     rows: the settings that identify a row, "section.key"; if empty, all in
       which the runs differ, except the seeds and `columns`.
     columns: the settings by which the columns are divided.
-
-  Raises:
-    UserError: a setting or score is unknown; or runs of one cell differ in
-      another setting, or not at all.
   """
   known = [run for run in runs if settings_of(run)]  # Else it is damaged.
   table = _table(known)

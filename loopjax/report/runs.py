@@ -105,10 +105,6 @@ def collect(roots: Sequence[pathlib.Path]) -> tuple[list[Plan], list[Run]]:
 
   Args:
     roots: directories; or files, sweep-NAME.json or NAME.runs.json.
-
-  Raises:
-    UserError: a directory is missing or contains no run, or a list of runs in
-      it is malformed.
   """
   plans: dict[pathlib.Path, Plan] = {}
   found: dict[pathlib.Path, pathlib.Path] = {}  # Runs, by their real path.

@@ -49,10 +49,6 @@ def make_items(
     common: the command line's overrides.
     workdir: the sweep's work directory, which contains the runs of earlier
       items. An item that a sweep-*.json there has keeps its directory.
-
-  Raises:
-    UserError: the sweep does not exist, an item is invalid with this config, or
-      is complete with scores of another; or a sweep-*.json cannot be read.
   """
   there_are = sweeps(config)
   if name not in there_are:
@@ -253,11 +249,7 @@ def load_sweeps(config_name: str) -> Any:
 def _sweeps(
   path: str, sweeps: Any, config: ml_collections.ConfigDict
 ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-  """What the `sweeps` function of a config file returns, checked.
-
-  Raises:
-    UserError: it fails, or its result is not a dict of lists of overrides.
-  """
+  """What the `sweeps` function of a config file returns, checked."""
   with presets.running(path):
     try:
       there_are = sweeps(config)

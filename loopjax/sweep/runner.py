@@ -75,9 +75,6 @@ def split_cores(jobs: int) -> list[Cores]:
 
   Returns:
     The cores of each job.
-
-  Raises:
-    UserError: there are more jobs than cores.
   """
   if jobs == 1:
     return [None]
