@@ -1,6 +1,7 @@
 """Runs the items of a sweep, one or several at a time."""
 
 import contextlib
+import graphlib
 import os
 import pathlib
 import signal
@@ -8,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 from loopjax import config as config_lib
 from loopjax import sections
@@ -119,13 +120,6 @@ def run_command(
   return status, lines[-1].strip() if lines else ""
 
 
-class _Numbered(NamedTuple):
-  """An item of a sweep and its number, from 1."""
-
-  number: int
-  item: SweepItem
-
-
 def run_items(
   items: Sequence[SweepItem],
   workdir: pathlib.Path,
@@ -152,38 +146,40 @@ def run_items(
   Returns:
     {slug: one-line message} of the items that failed, and the exit status.
   """
-  numbered = [_Numbered(*pair) for pair in enumerate(items, 1)]
-  waiting = numbered if only is None else numbered[only : only + 1]
-  running: dict[futures.Future, tuple[_Numbered, Cores]] = {}
+  order = _order(items, range(len(items)) if only is None else [only])
+  ready: set[int] = set()
+  running: dict[futures.Future, tuple[int, Cores]] = {}
   free, stop = list(cores), StopRequest()
   failed: dict[str, str] = {}
   started = stopped = 0
 
-  def say(one: _Numbered, state: str, message: str) -> None:
-    slug = one.item.slug
+  def close(place: int, state: str, message: str) -> None:
+    """Says how an item ended; those that wait for it may begin."""
+    item = items[place]
     if message:
-      failed[slug] = message
-    words = [f"{one.number}/{len(items)}", slug, state]
-    words += [message] if message else _result(workdir / slug, one.item.config)
+      failed[item.slug] = message
+    words = [f"{place + 1}/{len(items)}", item.slug, state]
+    words += [message] if message else _result(workdir / item.slug, item.config)
     print("  ".join(words), flush=True)
+    order.done(place)
 
   with stop.listening(), futures.ThreadPoolExecutor(len(cores)) as pool:
     try:
-      while running or (waiting and not stopped):
-        next_one = _next(waiting, [one.item for one, _ in running.values()])
-        if next_one is None or not free or stopped:
+      while running or (order.is_active() and not stopped):
+        ready |= set(order.get_ready())
+        if not ready or not free or stopped:
           for ended in futures.wait(running, None, "FIRST_COMPLETED").done:
-            one, its_cores = running.pop(ended)
+            place, its_cores = running.pop(ended)
             free.append(its_cores)
             status, *lines = ended.result()
-            say(one, *lines)
+            close(place, *lines)
             if status and not stopped:
               stopped = status
               if not stop.received:
                 stop.send(signal.SIGTERM)
           continue
-        waiting.remove(next_one)
-        item = next_one.item
+        ready.remove(place := min(ready))
+        item = items[place]
         state, message = _state(workdir / item.slug, item.config)
         if state in ("new", "unfinished"):
           started += 1
@@ -196,9 +192,9 @@ def run_items(
           else:
             its_cores = free.pop(0)
             run = pool.submit(_run, item, workdir, arguments, stop, its_cores)
-            running[run] = next_one, its_cores
+            running[run] = place, its_cores
             continue
-        say(next_one, state, message)
+        close(place, state, message)
     except BaseException:  # The pool waits for its runs.
       stop.send(signal.SIGTERM)
       raise
@@ -207,19 +203,20 @@ def run_items(
   return failed, stopped or (ExitStatus.FAILED if failed else 0)
 
 
-def _next(
-  waiting: Sequence[_Numbered], running: Iterable[SweepItem]
-) -> _Numbered | None:
-  """The first item that need not wait for a run; None if there is none.
+def _order(
+  items: Sequence[SweepItem], places: Sequence[int]
+) -> graphlib.TopologicalSorter[int]:
+  """The order of some items.
 
   An item waits for those from which it starts, and for one with its directory.
   """
-  before = {item.slug for item in running}
-  for one in waiting:
-    if before.isdisjoint((one.item.slug, *one.item.needs)):
-      return one
-    before.add(one.item.slug)
-  return None
+  order: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter()
+  for number, place in enumerate(places):
+    awaited = {items[place].slug, *items[place].needs}
+    before = [x for x in places[:number] if items[x].slug in awaited]
+    order.add(place, *before)
+  order.prepare()
+  return order
 
 
 def item_arguments(
