@@ -998,13 +998,8 @@ def test_the_picture_of_a_card_shows_how_the_model_thinks(workdir):
     ("summary.json", "{}"),
     ("summary.json", '{"status": ["completed"]}'),
     ("summary.json", '{"status": "completed", "parameters": 1, "steps": 1}'),
-    ("summary.json", "test/exact_match: high"),
-    ("summary.json", "test/exact_match: NaN"),
-    ("summary.json", "wall_seconds: long"),
     ("config.json", '{"model": {'),
     ("config.json", '{"model": {}, "task": {}, "run": {}}'),
-    ("config.json", "run: null"),
-    ("config.json", "run.seed: null"),
     ("metrics.jsonl", None),
   ],
 )
@@ -1021,10 +1016,8 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(
   path.unlink(missing_ok=True)
   if text is None:
     path.mkdir()
-  elif text.startswith("{") or not text:
-    path.write_text(text)
   else:
-    _spoil(runs, path, *text.split(": "))
+    path.write_text(text)
   wanted = f"error: {path.parent}: damaged: {name}: "
   assert command.main([str(runs), f"--out={workdir / 'out'}"]) == 2
   said = capsys.readouterr()
@@ -1040,19 +1033,6 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(
     runs_lib.check_readable([runs_lib.read_run(path.parent, {}, {})])
   assert command.main([str(path.parent)]) == 2
   assert capsys.readouterr().err.count("\n") == 1
-
-
-def _spoil(runs, path, key, value):
-  """Gives one value of a run's JSON another type."""
-  whole = workdir_lib.read_json(runs / "s2" / path.name)
-  section, _, last = key.partition(".")
-  if key in whole.get("metrics", {}):
-    whole["metrics"][key] = float("nan") if value == "NaN" else value
-  elif last:
-    whole[section][last] = json.loads(value)
-  else:
-    whole[key] = None if value == "null" else value
-  path.write_text(json.dumps(whole))
 
 
 def test_a_damaged_manifest_is_named(tmp_path):
