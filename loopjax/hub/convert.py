@@ -10,7 +10,7 @@ import hashlib
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from loopjax.hub import layout as layout_lib
 from loopjax.hub.layout import Layout
 from loopjax.hub.tokenizer_files import FILES, TOKENIZER
 from loopjax.program import state as state_lib
-from loopjax.run import provenance
+from loopjax.run import provenance, user_cache
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import checkpoint, integrity, restore
 
@@ -188,6 +188,8 @@ def import_folder(
 def digest(path: pathlib.Path) -> str:
   """SHA-256 of what an import of a folder or a GGUF file depends on.
 
+  Files are read once: the user's cache knows their sizes and times.
+
   Raises:
     UserError: a file cannot be read.
   """
@@ -200,13 +202,39 @@ def digest(path: pathlib.Path) -> str:
       for one in path.iterdir()
       if one.name in names or ".safetensors" in one.name
     )
-  sha = hashlib.sha256()
-  for one in paths:
+
+  def write(directory: pathlib.Path) -> None:
+    (directory / "sha256").write_text(_digest(paths), "utf-8")
+    if _states(paths) != states:
+      raise UserError(f"{path}: changed while it was being read; start again")
+
+  states = _states(paths)
+  key = hashlib.sha256(repr(states).encode()).hexdigest()
+  return (user_cache.entry("digests", key, write) / "sha256").read_text("utf-8")
+
+
+def _states(paths: Sequence[pathlib.Path]) -> list[tuple[str, int, int, int]]:
+  """What changes with the content of files, whatever copies preserve."""
+  found = []
+  for path in paths:
     try:
-      with one.open("rb") as file:
+      now = path.stat()
+    except OSError as error:
+      raise unreadable(str(path), error) from None
+    times = now.st_mtime_ns, now.st_ctime_ns
+    found.append((str(path.resolve()), now.st_size, *times))
+  return found
+
+
+def _digest(paths: Iterable[pathlib.Path]) -> str:
+  """SHA-256 of the contents of files."""
+  sha = hashlib.sha256()
+  for path in paths:
+    try:
+      with path.open("rb") as file:
         sha.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
-      raise unreadable(str(one), error) from None
+      raise unreadable(str(path), error) from None
   return sha.hexdigest()
 
 

@@ -1,6 +1,8 @@
 """From an imported model to a trained one by one command: import=."""
 
 import contextlib
+import hashlib
+import os
 import pathlib
 import re
 import shutil
@@ -27,7 +29,7 @@ CONFIG = f"--config={ROOT / 'configs' / 'lm_tune.py'}:smoke"
 VOCABULARY = (
   "tokenizer", "end_token", "begin_token", "add_begin_token", "vocab_size",
 )  # fmt: skip
-pytestmark = pytest.mark.usefixtures("sketches")
+pytestmark = pytest.mark.usefixtures("sketches", "user_cache")
 
 
 @pytest.fixture
@@ -185,6 +187,30 @@ def test_new_weights_in_the_same_folder_are_another_model(
   out, again = scored(folder)
   assert "imported" not in out and again == after
   assert len([*(tmp_path / "runs").glob("small*")]) == 2
+
+
+def test_files_that_have_not_changed_are_read_once(
+  folder, tmp_path, monkeypatch
+):
+  """And again if only their content has changed, not their size or time."""
+  monkeypatch.chdir(tmp_path)
+  place = imported.run_of(str(folder))
+  read = []
+  digest = hashlib.file_digest
+
+  def counted(file, name):
+    read.append(file.name)
+    return digest(file, name)
+
+  monkeypatch.setattr(hashlib, "file_digest", counted)
+  assert imported.run_of(str(folder)) == place and not read
+  weights = folder / "model.safetensors"
+  before = weights.stat()
+  content = bytearray(weights.read_bytes())
+  content[-2] ^= 1
+  weights.write_bytes(content)
+  os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+  assert imported.run_of(str(folder)) != place and read
 
 
 def test_a_run_that_has_not_ended_is_another_model(folder, tmp_path):
