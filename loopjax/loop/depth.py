@@ -27,6 +27,7 @@ _FAR = 7.0  # Standard deviations of log(rate) to both sides: 3e-12 is beyond.
 _STEP = 0.7  # Of the integral over rates, in widths of the narrowest integrand.
 _AT_A_TIME = 64  # Rates.
 _TAIL = 1e-9  # Probability cut off without a maximum.
+_LEAST = 1e-3  # Of a calibrated mean: every depth is at least one loop.
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,13 +114,16 @@ def calibrated(kind: str, mean: float, max_loops: int) -> float:
   The maximum must be 0 or more than the mean: the depth would be fixed.
   """
   assert not 0 < max_loops <= mean, (max_loops, mean)
-  low, high = 1e-3, 8.0 * mean
-  for _ in range(80):
-    middle = (low + high) / 2
-    depth = expected(probabilities(kind, middle, max_loops))
-    low, high = (middle, high) if depth < mean else (low, middle)
-  assert abs(depth - mean) < 1e-3, (kind, mean, max_loops)
-  return (low + high) / 2
+  if kind == "poisson_lognormal" and not max_loops:
+    return max(mean - 1, _LEAST)
+  from scipy import optimize  # Takes long.
+
+  def excess(setting: float) -> float:
+    return expected(probabilities(kind, setting, max_loops)) - mean
+
+  if excess(_LEAST) >= 0:
+    return _LEAST
+  return float(optimize.brentq(excess, _LEAST, 8 * mean))
 
 
 def expected(pmf: np.ndarray, at_most: int | None = None) -> float:

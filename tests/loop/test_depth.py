@@ -58,6 +58,22 @@ def test_a_calibrated_mean_holds_below_a_maximum(kind):
     assert not most or len(chances) == most
 
 
+def test_a_large_mean_is_calibrated_without_a_search(monkeypatch):
+  """Huginn's is one more than it says; others need few distributions."""
+  made, make = [], depth.probabilities.__wrapped__
+
+  def counted(*arguments):
+    made.append(arguments)
+    return make(*arguments)
+
+  monkeypatch.setattr(depth, "probabilities", counted)
+  calibrated = depth.calibrated.__wrapped__
+  assert calibrated("poisson_lognormal", 4000.0, 0) == 3999 and not made
+  assert calibrated("poisson_lognormal", 1.0, 0) == pytest.approx(0, abs=2e-3)
+  centre = calibrated("poisson_lognormal", 200.0, 300)
+  assert 200 < centre < 300 and len(made) < 20
+
+
 def test_a_fixed_depth_and_expectations():
   np.testing.assert_array_equal(depth.probabilities("fixed", 3), [0, 0, 1])
   np.testing.assert_allclose(depth.expected(np.full(7, 1 / 7), 2), 13 / 7)
