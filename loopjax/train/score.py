@@ -133,7 +133,7 @@ def compare_models(
   with workdir_lib.locked(zoo.output(source)):
     facts, scores = _of_examples(settings, source, limit)
     other_facts, other_scores = _of_examples(other_settings, reference, limit)
-    found = {}
+    both = {}
     for name in (x for x in scores if x in other_scores):
       values, weights = scores[name]
       others, other_weights = other_scores[name]
@@ -143,16 +143,16 @@ def compare_models(
           " or tokenizers differ"
         )
       counted = weights > 0
+      for model, one in ((source, values), (reference, others)):
+        if not np.isfinite(one[counted]).all():
+          raise UserError(f"{model}: {name} of an example is not finite")
       if counted.any():
-        both = values[counted], others[counted]
-        for model, one in zip((source, reference), both, strict=True):
-          if not np.isfinite(one).all():
-            raise UserError(f"{model}: {name} of an example is not finite")
-        ours, reference_mean = (
-          float(np.average(x, weights=weights[counted])) for x in both
-        )
-        difference = statistics.compare(*both, weights[counted])
-        found[name] = Comparison(ours, reference_mean, difference)
+        both[name] = values, others, weights
+    found = {}
+    for name, difference in statistics.compare(both).items():
+      values, others, weights = both[name]
+      means = _mean(values, weights), _mean(others, weights)
+      found[name] = Comparison(*means, difference)
     directory = zoo.output(source) / "evaluation"
     directory.mkdir(exist_ok=True)
     content = {
@@ -168,6 +168,12 @@ def compare_models(
     }
     workdir_lib.write_json(directory / "compared.json", content)
   return found
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+  """The mean over the items that have weight."""
+  counted = weights > 0
+  return float(np.average(values[counted], weights=weights[counted]))
 
 
 def _of_examples(

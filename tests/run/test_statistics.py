@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,12 +14,17 @@ def compared(differences, weights=None):
   differences = np.asarray(differences, float)
   ones = np.ones(len(differences))
   weights = ones if weights is None else weights
-  return statistics.compare(differences, 0 * ones, weights)
+  return compare(differences, 0 * ones, weights)
+
+
+def compare(*score):
+  """Of one score."""
+  return statistics.compare({"score": score})["score"]
 
 
 def test_a_run_differs_from_itself_by_nothing():
   values = np.random.default_rng(0).normal(1, 0.2, 50)
-  found = statistics.compare(values, values, np.ones(50))
+  found = compare(values, values, np.ones(50))
   assert found == (0.0, 0.0, 0.0, 1.0)
 
 
@@ -28,8 +34,8 @@ def test_items_are_paired():
   hard = generator.normal(2, 1, 400)
   noise = generator.normal(0, 0.1, 400)
   weights = generator.integers(1, 90, 400).astype(float)
-  mean = statistics.compare(hard - 0.05 + noise, hard, np.ones(400))
-  corpus = statistics.compare(hard - 0.05 + noise, hard, weights)
+  mean = compare(hard - 0.05 + noise, hard, np.ones(400))
+  corpus = compare(hard - 0.05 + noise, hard, weights)
   assert mean.value == pytest.approx(np.mean(noise) - 0.05)
   assert corpus.value == pytest.approx(
     np.average(noise, weights=weights) - 0.05
@@ -90,6 +96,31 @@ def test_one_in_twenty_intervals_misses_the_difference_that_there_is(num):
   zero = [compared(sizes * sign) for sign in all_signs]
   false = np.mean([each.p <= 0.05 for each in zero])
   assert missed == pytest.approx(false)
+
+
+def test_all_scores_are_compared_at_once_in_little_memory():
+  """The same subsets for each; of 100,000 items, no array of all of them."""
+  generator = np.random.default_rng(0)
+  ours, reference = generator.normal(size=(2, 100_000))
+  weights = generator.integers(0, 3, 100_000)
+  few = np.where(np.arange(100_000) < 7, weights + 1, 0)
+  scores = {
+    "few": (ours, reference, few),
+    "many": (ours, reference, weights),
+    "twice": (2 * ours, 2 * reference, weights),
+  }
+  tracemalloc.start()
+  found = statistics.compare(scores)
+  most = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert most < 100e6
+  assert [*found] == [*scores]
+  assert found["few"] == compare(ours[:7], reference[:7], few[:7])
+  many, twice = found["many"], found["twice"]
+  assert (twice.low, twice.high) == pytest.approx((2 * many.low, 2 * many.high))
+  # Normal distribution.
+  error = math.sqrt(2 * np.sum(weights**2)) / weights.sum()
+  assert many.high - many.low == pytest.approx(3.92 * error, rel=0.05)
 
 
 def test_random_subsets_stand_for_all():
