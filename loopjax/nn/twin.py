@@ -1,7 +1,6 @@
 """Parameters that exist in two dtypes: cast once a step, not at every use."""
 
 import dataclasses
-import operator
 from typing import Any
 
 import jax
@@ -11,10 +10,19 @@ from loopjax.types import Array
 
 # Last names of the parameters that products use.
 _NAMES = ("kernel", "embedding", "values")
+_BOTH_SIDES = (
+  "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul",
+  "and", "or", "xor", "lshift", "rshift",
+)  # fmt: skip
+_OPERATORS = (
+  *_BOTH_SIDES, *(f"r{name}" for name in _BOTH_SIDES),
+  "eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round",
+  "len", "iter", "contains", "bool", "int", "float", "complex", "index",
+)  # fmt: skip
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Twin:
   """A parameter in float32, and rounded to bfloat16.
 
@@ -48,22 +56,21 @@ class Twin:
   def __getattr__(self, name: str) -> Any:
     return getattr(self.wide, name)
 
-  def __len__(self) -> int:
-    return len(self.wide)
+  __array_priority__ = 200  # NumPy's arrays leave operators to this one.
 
 
-def _of_wide(operation: Any, swapped: bool) -> Any:
-  def result(self: Twin, other: Any) -> Any:
-    wide = self.wide
-    return operation(other, wide) if swapped else operation(wide, other)
+def _of_wide(name: str) -> Any:
+  """A method of the float32 array; Python looks up operators on the class."""
+
+  def result(self: Twin, *others: Any) -> Any:
+    values = (x.wide if isinstance(x, Twin) else x for x in others)
+    return getattr(self.wide, name)(*values)
 
   return result
 
 
-for _name in ("add", "sub", "mul", "truediv", "matmul"):
-  _operation = getattr(operator, _name)
-  setattr(Twin, f"__{_name}__", _of_wide(_operation, swapped=False))
-  setattr(Twin, f"__r{_name}__", _of_wide(_operation, swapped=True))
+for _name in _OPERATORS:
+  setattr(Twin, f"__{_name}__", _of_wide(f"__{_name}__"))
 
 
 @jax.custom_vjp

@@ -1,6 +1,7 @@
 """Parameters are cast once, before the loops that use them."""
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -146,6 +147,34 @@ def test_what_a_model_of_others_does_with_a_parameter_still_works():
     (both.reshape(-1), wide.reshape(-1)), (len(both), 2),
   ):  # fmt: skip
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_parameter_has_every_operator_of_an_array(compiled):
+  def results(x, wide):
+    other = np.full((2, 2), 2.0, np.float32)
+    return [
+      -x, +x, abs(x), round(x), [*x], x == x, x != wide, divmod(x, 2),
+      divmod(other, x),
+      [
+        operation(*pair)
+        for operation in (
+          operator.add, operator.sub, operator.mul, operator.truediv,
+          operator.floordiv, operator.mod, operator.pow, operator.matmul,
+          operator.eq, operator.lt, operator.le, operator.gt, operator.ge,
+        )
+        for pair in ((x, x), (x, wide), (wide, x), (x, other), (other, x))
+      ],
+    ]  # fmt: skip
+
+  def of_twin(wide):
+    return results(twin.joined(wide, wide.astype(jnp.bfloat16)), wide)
+
+  wide = jnp.arange(1.0, 5.0).reshape(2, 2)
+  got = (jax.jit(of_twin) if compiled else of_twin)(wide)
+  jax.tree.map(np.testing.assert_array_equal, got, results(wide, wide))
+  with pytest.raises(TypeError, match="float32"):
+    twin.joined(wide, wide.astype(jnp.bfloat16)) & 1
 
 
 @pytest.mark.long
