@@ -5,7 +5,8 @@
 RUN is a work directory, whose config.json has the settings, zoo:NAME, or a
 folder of the Hub, which is imported to runs/NAME.
 --config.section.key=value changes a setting: --config.task.test_csv=mine.csv
-(puzzles) and --config.task.test_files=mine.txt (text) score your own file,
+(puzzles) and --config.task.test_files=mine.txt (text; mine.jsonl, with
+{"text": "..."} per line, for zoo:sums_*) score your own file,
 --config.eval.num_loops=24 runs 24 loops, --config.eval.split=validation scores
 the validation split. The scores are printed, and written to RUN/evaluation; for
 zoo:NAME to runs/NAME/evaluation.

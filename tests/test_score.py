@@ -9,6 +9,7 @@ import hub_examples
 import jax
 import numpy as np
 import pytest
+import text_examples
 from tests_support import refused
 
 import loopjax
@@ -111,7 +112,7 @@ def test_a_model_is_scored_on_devices_that_share_its_batches(
     ({"optim__ema_decay": 0.5}, "optim.ema_decay "),
     (
       {"task__box_rows": 3, "task__box_cols": 2},
-      "task.box_rows=3: the model was trained with 2, which its vocabulary or",
+      "task.box_rows=3: zoo:sudoku_6x6 was trained with 2, which its",
     ),
     ({"task__test_csv": "nowhere.csv"}, "nowhere.csv: no such file"),
     ({"eval__checkpoint": "best"}, "no checkpoint has a score"),
@@ -140,7 +141,7 @@ def test_rows_of_text_may_have_another_length_but_not_other_tokens(
   shorter = score_model(config_of(run, **mine, **few), run, limit=5)
   assert shorter["metrics"]["test/loss"] > 0
   assert shorter["metrics"]["test/count"] == 8  # 5, in whole batches.
-  with refused("task.vocab_size=300: the model was trained with 0, which its"):
+  with refused("task.vocab_size=300: .*run was trained with 0, which its"):
     score_model(config_of(run, **mine, task__vocab_size=300), run)
 
 
@@ -186,12 +187,30 @@ def test_a_tokenizer_may_move_but_not_change(tmp_path):
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
   """A text for the models of sums."""
-  path = tmp_path_factory.mktemp("sums") / "sums.txt"
+  path = tmp_path_factory.mktemp("sums") / "sums.jsonl"
   lines = [
     f"{a}+{b}+{a}={a + b},{2 * a + b}" for a in range(9) for b in range(9)
   ]
-  path.write_text("\n".join(lines))
+  path.write_bytes(text_examples.jsonl([{"text": line} for line in lines]))
   return path
+
+
+@pytest.mark.parametrize(("name", "file", "says"), [
+  ("novels", "", "own by --config.task.test_files=mine.txt"),
+  ("sums_melt", "", 'own by --config.task.test_files=mine.jsonl, which has a'
+   ' document per line, {"text": "..."}'),
+  ("sums_melt", "mine.txt", "is plain text, but zoo:sums_melt knows other"),
+  ("sums_melt", "none.jsonl", "none.jsonl: no such file"),
+])  # fmt: skip
+def test_texts_for_a_model_of_the_zoo_are_ones_own(
+  name, file, says, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path("mine.txt").write_text("3+4=7\n" * 99)
+  flags = [f"--config.task.test_files={file}"] if file else []
+  assert score.main([f"zoo:{name}", *flags]) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert error.startswith("error: ") and says in error
 
 
 def test_two_models_are_compared_on_the_same_examples(
@@ -244,7 +263,7 @@ def test_a_run_is_not_compared_with_a_link_to_it(tmp_path, monkeypatch, capsys):
   [
     ("zoo:sudoku_6x6", "--compare=zoo:sudoku_6x6 is the run itself"),
     ("zoo:sums_looped", "its task.name='text', that of"),
-    ("zoo:sudoku_nine", "task.box_rows=2: the model was trained with 3"),
+    ("zoo:sudoku_nine", "task.box_rows=2: zoo:sudoku_nine was trained with 3"),
     ("nowhere", "contains no run"),
   ],
 )

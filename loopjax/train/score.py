@@ -13,7 +13,10 @@ import numpy as np
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.data.text import files
 from loopjax.data.text import tokenizer as tokenizer_lib
+from loopjax.data.text.config import Config as TextConfig
+from loopjax.data.text.config import split_sources
 from loopjax.errors import UserError
 from loopjax.run import (
   metrics,
@@ -246,7 +249,47 @@ def _check_scoring(settings: config_lib.Settings, source: pathlib.Path) -> None:
   if not (folder / "config.json").exists():
     raise UserError(f"{source} contains no run to score")
   config_lib.check_config(folder, settings.plain, "eval", label=str(source))
-  check_tokens(_trained_task(folder), settings)
+  trained = _trained_task(folder)
+  check_tokens(trained, settings, str(source))
+  if str(source).startswith(zoo.PREFIX):
+    _check_texts(trained, settings, source)
+
+
+def _check_texts(
+  trained: Mapping[str, Any], settings: config_lib.Settings, source: object
+) -> None:
+  """Raises UserError unless there are texts for a model of the zoo.
+
+  Its own are not part of the package. If their documents were rows, those of
+  plain text, 8 KiB long, are nothing that the model has seen.
+  """
+  task = settings.task
+  if not isinstance(task, TextConfig):
+    return
+  own = split_sources(trained["train_files"])
+  of_rows = any(files.kind_of(path) != "text" for path in own)
+  form = (
+    'mine.jsonl, which has a document per line, {"text": "..."}'
+    if of_rows
+    else "mine.txt"
+  )
+  is_test = settings.eval.split == "test" and task.test_files
+  for name in task.test_sources if is_test else task.sources:
+    try:
+      paths = files.find(name)
+    except UserError as error:
+      if name not in own:
+        raise
+      raise UserError(
+        f"{source}: its text is not part of the package ({error}); score your"
+        f" own by --config.task.test_files={form}"
+      ) from None
+    plain = [path for path in paths if files.kind_of(path) == "text"]
+    if of_rows and plain:
+      raise UserError(
+        f"{plain[0]}: is plain text, but {source} knows other documents;"
+        f" expected {form}"
+      )
 
 
 def _trained_task(folder: pathlib.Path) -> dict[str, Any]:
@@ -258,13 +301,16 @@ def _trained_task(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def check_tokens(
-  trained: Mapping[str, Any], settings: config_lib.Settings
+  trained: Mapping[str, Any],
+  settings: config_lib.Settings,
+  model: str = "the model",
 ) -> None:
   """Raises UserError if settings of the task change what the model reads.
 
   Args:
     trained: section task of the model's config.
     settings: those with which the model is scored.
+    model: its name for messages.
   """
   record = settings.task
   previous: dict[str, Any] = {}
@@ -296,7 +342,7 @@ def check_tokens(
     )
     trained_with = ", ".join(repr(previous[name]) for name in names)
     raise UserError(
-      f"{changed}: the model was trained with {trained_with}, which its"
+      f"{changed}: {model} was trained with {trained_with}, which its"
       " vocabulary or length depends on"
     )
 
