@@ -7,6 +7,7 @@
 The budgets are in budgets.toml. Exit status: 0 if all are met, 1 if not.
 """
 
+import argparse
 import math
 import os
 import pathlib
@@ -72,8 +73,12 @@ def over(entry, found):
   return [name for name, most in entry["most"].items() if found[name] > most]
 
 
-def main(names):
-  known = budgets()
+def main(argv):
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("names", nargs="*", metavar="NAME")
+  names, known = parser.parse_args(argv).names, budgets()
   if names == ["all"]:
     names = list(known)
   names = names or [x for x in known if known[x]["machine"].startswith("cpu")]

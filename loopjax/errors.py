@@ -289,8 +289,14 @@ def similar(name: object, known: Iterable[str]) -> str:
   """A suggestion to append to a message, "; did you mean 'nine'?", or ""."""
   # Dashes, which all flags have in common, make none of them alike.
   words = {one.lstrip("-"): one for one in known}
-  near = difflib.get_close_matches(str(name).lstrip("-"), words, n=1)
+  near = nearest(str(name).lstrip("-"), words)
   return f"; did you mean {words[near[0]]!r}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+  """At most three names of which one letter or a quarter is another."""
+  cutoff = min(0.75, max(0.6, 1 - 1.1 / max(len(name), 1)))
+  return difflib.get_close_matches(name, known, cutoff=cutoff)
 
 
 def one_line(error: BaseException, length: int = 200) -> str:

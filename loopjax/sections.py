@@ -1,11 +1,10 @@
 """A config as sections of uninterpreted settings."""
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopjax.errors import UserError
+from loopjax.errors import UserError, nearest
 
 _OUTER_COMMA = re.compile(r",(?![^(]*\))")  # Not within a tuple.
 
@@ -63,8 +62,8 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   # A section in common makes no two names alike.
   near = [
     name
-    for name in difflib.get_close_matches(key, known, n=3)
-    if difflib.get_close_matches(word, [name.rpartition(".")[2]])
+    for name in nearest(key, known)
+    if nearest(word, [name.rpartition(".")[2]])
   ]
   near = [*same, *near]
   if near:

@@ -33,6 +33,13 @@ def test_counts_are_printed_beside_budgets_and_what_is_over_is_named(capsys):
   assert "launches               11  of 10" in out and "traffic" in out
 
 
+def test_help_is_no_budget(capsys):
+  with pytest.raises(SystemExit) as ended:
+    load().main(["--help"])
+  assert ended.value.code == 0
+  assert "python benchmarks/budgets.py all" in capsys.readouterr().out
+
+
 def test_a_budget_that_does_not_exist_is_named(capsys):
   assert load().main(["some"]) == 2
   assert "'some'; there are cpu-looped" in capsys.readouterr().out

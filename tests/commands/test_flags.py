@@ -146,6 +146,9 @@ def test_only_names_that_are_alike_are_suggested():
   flags = ["--bos", "--prompt", "-h"]
   assert errors.similar("--promt", flags) == "; did you mean '--prompt'?"
   assert errors.similar("--hub", flags) == ""  # Dashes do not count,
+  for far, known in (("train", "trace"), ("loss", "loop"), ("weigh", "width")):
+    assert errors.similar(far, [known]) == ""
+  assert errors.similar("atc", ["act"]) == "; did you mean 'act'?"
   known = dict.fromkeys(["model.rope", "model.width", "run.seed"])
   with pytest.raises(errors.UserError, match="mean model.width"):
     sections.check_key("modle.widht", known)
