@@ -107,25 +107,6 @@ def test_one_puzzle_cannot_be_split(read_from):
     batches(read_from([LARGER], [SMALLER]), "train", num=1)
 
 
-def test_revealed_cells_do_not_depend_on_the_augmentation(monkeypatch):
-  """Numbers of one stream would choose both."""
-  config = task.Config(
-    box_rows=2, box_cols=3, max_revealed=0.8, num_revealed_examples=1920,
-    augment=True,
-  )  # fmt: skip
-  seeds, uniforms = [], pipeline.uniforms
-
-  def draw(seed, positions, number):
-    seeds.append(seed)
-    return uniforms(seed, positions, number)
-
-  monkeypatch.setattr(pipeline, "uniforms", draw)
-  batches(config, "train", num=1, batch_size=8)
-  assert len(set(seeds)) >= 2
-  of_a_batch = seeds[-2:]
-  assert len(set(of_a_batch)) == 2
-
-
 def test_revealed_cells_are_the_solutions_and_as_many_as_asked():
   plain = task.Config(box_rows=2, box_cols=3)
   shown = dataclasses.replace(

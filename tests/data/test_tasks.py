@@ -1,17 +1,22 @@
 """What holds for every task in TASKS: its streams, its shapes, its sizes."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import itertools
+import math
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from data_examples import assert_equal, joined, read
 from text_examples import jsonl, sentences
 
-from loopjax.data import TASKS
+from loopjax.data import TASKS, check_scores, pipeline
+from loopjax.types import Output
 
 # Words of up to three tokens, more context than needed, K not a power of two.
 DEPO = {
@@ -48,7 +53,10 @@ CASES = {
   "multihop, direct": {**MULTIHOP, "format": "direct"},
   "multihop, reverse": {**MULTIHOP, "format": "reverse"},
   "sudoku": {"box_rows": 2, "box_cols": 2},
-  "sudoku, augmented": {"box_rows": 2, "box_cols": 3, "augment": True},
+  "sudoku, augmented": {
+    "box_rows": 2, "box_cols": 3, "augment": True, "max_revealed": 0.8,
+    "num_revealed_examples": 6400,
+  },
   "text": {"sequence_length": 64},
   "text, mixed": {"sequence_length": 64, "mixture": (0.75, 0.25)},
 }  # fmt: skip
@@ -175,6 +183,22 @@ def test_each_stream_has_its_seed(case):
   np.testing.assert_array_equal(seen["train", 0], inputs)
 
 
+@every_case
+def test_no_two_draws_share_a_random_stream(case, monkeypatch):
+  """Equal numbers would tie, for example, distractors to problems."""
+  draws, draw = collections.defaultdict(set), pipeline.uniforms
+
+  def noticed(seed, *arguments):
+    caller = sys._getframe(1)
+    draws[seed].add((caller.f_code.co_filename, caller.f_lineno))
+    return draw(seed, *arguments)
+
+  monkeypatch.setattr(pipeline, "uniforms", noticed)
+  for split in ("train", "test"):
+    case.joined(split, 1)
+  assert not [places for places in draws.values() if len(places) > 1]
+
+
 @pytest.mark.parametrize("name", DIGESTS)
 def test_the_data_stay(name):
   """A different number means different data: results are not comparable."""
@@ -223,6 +247,52 @@ def test_targets_among_the_inputs_are_announced(case):
   each = np.arange(len(first))
   is_next = rows["targets"][each, first] == following[each, first + 1]
   assert case.task.spec(case.config).predicts_next == is_next.all()
+
+
+@pytest.mark.parametrize(
+  "case",
+  [
+    name for name in CASES if not name.startswith(("text", "multihop", "maze,"))
+  ],
+  indirect=True,
+)
+def test_splits_share_no_question(case):
+  """Documents and chains may begin alike; few mazes are drawn again."""
+  spec = case.task.spec(case.config)
+  length = spec.sequence_length - spec.num_answer_tokens
+  asked = [
+    {row.tobytes() for row in case.joined(split, 4)["inputs"][:, :length]}
+    for split in ("train", "validation", "test")
+  ]
+  for first, other in itertools.combinations(asked, 2):
+    assert not first & other
+
+
+@every_case
+def test_perfect_answers_and_none_have_their_scores(case):
+  rows = {name: jnp.asarray(x) for name, x in case.rows["test"].items()}
+  spec = case.task.spec(case.config)
+  right = jax.nn.one_hot(rows["targets"], spec.vocab_size)
+
+  def means(logits):
+    found = case.task.score(Output(logits, {}, {}, {}, {}), rows)
+    check_scores(case.task, found, len(rows["valid"]))
+    pairs = {n: x if isinstance(x, tuple) else (x, 1) for n, x in found.items()}
+    return {
+      name: np.average(value, weights=rows["valid"] * weight)
+      for name, (value, weight) in pairs.items()
+    }
+
+  losses = ("loss", "bits_per_byte")
+  perfect, none = means(40 * right), means(-40 * right)
+  for name in perfect:
+    best = 0 if name in losses else 1
+    assert perfect[name] == pytest.approx(best, abs=1e-6), name
+    worst = none[name] > 30 if name in losses else none[name] == 0
+    assert worst, name
+  # Every token is as likely: of text, a target's bytes are not one each.
+  even = means(0 * right)["loss"]
+  assert even == pytest.approx(math.log(spec.vocab_size), rel=1e-5)
 
 
 @every_case

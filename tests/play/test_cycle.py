@@ -200,6 +200,11 @@ def test_a_reader_walks_along_a_cycle(tmp_path, browser):
   tab.keyboard.press("-")
   tab.keyboard.press("Shift+ArrowLeft")
   assert asks.inner_text() == "1 step after b is …"
+  way = tab.locator("#meaning")
+  assert way.inner_text() == "The edges say: b → ca."
+  tab.keyboard.press("+")
+  assert way.inner_text() == "The edges say: b → ca → a."
+  tab.keyboard.press("-")
   assert [row.split("\t")[1] for row in rows.all_inner_texts()] == [
     "b, wrong (40 %)", "ca, right (98 %)",
   ]  # fmt: skip

@@ -88,15 +88,6 @@ def test_starts_and_goals_are_anywhere():
   assert (mazes.start != mazes.goal).all()
 
 
-def test_splits_are_disjoint():
-  seen = {}
-  for split in ("train", "validation", "test"):
-    _, found = batches(CONFIG, split)
-    for batch in found:
-      for row in batch["inputs"]:
-        assert seen.setdefault(row.tobytes(), split) == split
-
-
 def test_a_number_of_training_mazes_is_kept_to():
   config = dataclasses.replace(CONFIG, num_train_mazes=20)
   dataset, found = batches(config, "train", num=10)
