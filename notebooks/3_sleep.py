@@ -57,7 +57,6 @@ from loopjax.config import presets
 
 get_config = presets.read("configs/automaton_sleep.py")["get_config"]
 small = "tiny,task.num_steps=4,run.num_steps=700,run.checkpoint_every=700"
-small += ",model.A_range=(0.0,16.0)"  # As in the outputs shown.
 config = get_config("smoke" if SMOKE else small)
 workdir = RUNS / "sleep"
 summary = train.run(config, workdir, "train")
