@@ -1,13 +1,16 @@
-"""Ten training steps of every family, against golden numbers.
+"""Ten training steps of every family, against golden numbers; defaults.
 
 Metrics are from the first step; summaries of the parameters, their average and
 the optimizer's moments are from the last. After an intended change of all
 numbers (of one family: `t.write("looped")`):
 
   PYTHONPATH=.:tests python -c "import conftest, test_golden as t; t.write()"
+
+After an intended change of a default, t.write_defaults().
 """
 
 import functools
+import itertools
 import json
 
 import jax
@@ -26,9 +29,12 @@ from tests_support import (
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.data import TASKS
+from loopjax.models import MODELS
 from loopjax.optim import parameters
 
 FILE = ROOT / "tests" / "golden" / "ten_steps.json"
+DEFAULTS = FILE.with_name("defaults.json")
 CASES = {
   **SMOKE,
   # Tokens that stop at different steps, some before the last.
@@ -55,6 +61,35 @@ SETTINGS = {
 # Rounding of other CPUs and compilers is smaller, a wrong term larger.
 FIRST = {"rtol": 1e-4, "atol": 1e-6}
 LATER = {"rtol": 2e-3, "atol": 1e-6}
+
+
+def defaults():
+  """{section: {field: default}}, of models and tasks by name."""
+  found = {}
+  for model, task in itertools.zip_longest(MODELS, TASKS, fillvalue="text"):
+    sections = config_lib.make(model, task).to_dict()
+    for section in ("model", "task"):
+      fields = sections.pop(section)
+      found[f"{section}.{fields['name']}"] = fields
+    found |= sections
+  return json.loads(json.dumps(found))
+
+
+def write_defaults():
+  lines = (f'"{x}": {json.dumps(one)}' for x, one in sorted(defaults().items()))
+  DEFAULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def test_defaults_stay():
+  """Another one is another experiment by the same command."""
+  now = defaults()
+  changed = [
+    f"{section}.{field} was {before!r}, is {now[section][field]!r}"
+    for section, fields in json.loads(DEFAULTS.read_text()).items()
+    for field, before in fields.items()
+    if now.get(section, {}).get(field, before) != before
+  ]
+  assert not changed
 
 
 def ten_steps(name, **changes):

@@ -380,6 +380,37 @@ def test_digits_stand_in_their_cells(tmp_path, drawn):
   right = blanks - (clues[1] <= 0)
   assert states[0].get_title().endswith(f"{right} of {blanks} blanks correct")
   assert states[1].get_title().endswith("solved")
+  # What the legend says of a colour is so.
+  cells = states[0].images[0].get_array().reshape(16, 4)
+  known = clues > 0
+  known[1] = False
+  kinds = {
+    "given": np.flatnonzero(known)[0],
+    "right": np.flatnonzero(~known & (np.arange(16) != 1))[0],
+    "wrong, underlined": 1,
+  }
+  (legend,) = drawn["puzzle.png"].legends
+  colors = {
+    text.get_text(): patch.get_facecolor()[:3]
+    for text, patch in zip(
+      legend.get_texts(), legend.legend_handles, strict=True
+    )
+  }
+  assert colors == {
+    name: tuple(cells[cell, :3]) for name, cell in kinds.items()
+  }
+
+
+def test_thick_lines_are_around_boxes():
+  """Of two rows and three columns."""
+  axes = draw.new(2, 2).subplots()
+  pictures._draw_lines(axes, board_lib.Board(2, 3))
+  upright, level = set(), set()
+  for lines in axes.collections:
+    for (x, y), (other, _) in lines.get_segments():
+      if lines.get_linewidth() > 1:
+        (upright if x == other else level).add(x if x == other else y)
+  assert (upright, level) == ({0, 3, 6}, {0, 2, 4, 6})
 
 
 def test_the_router_is_drawn_by_step_and_loop(tmp_path, drawn):

@@ -1,5 +1,6 @@
 """Commands on runs: shared flags, and names that are not flags."""
 
+import argparse
 import importlib
 import pathlib
 import re
@@ -9,6 +10,8 @@ import pytest
 from loopjax import __main__ as console
 from loopjax import errors, sections
 from loopjax.commands import command_line
+from loopjax.hub.convert import Export
+from loopjax.hub.retrofit import Retrofit
 from loopjax.run import zoo
 
 # Commands with a config also have flags from `command_line`.
@@ -64,6 +67,40 @@ def test_the_same_flags_for_the_same(name, monkeypatch):
     assert re.fullmatch(SAID.get(flag, ".*"), said), flag
     # Not a sentence; the default is in brackets.
     assert not said.endswith(".") and "default" not in said, flag
+
+
+def _parsers(parser):
+  """A parser and those of its commands."""
+  yield parser
+  for action in parser._actions:
+    if isinstance(action, argparse._SubParsersAction):
+      for inner in action.choices.values():
+        yield from _parsers(inner)
+
+
+OPTIONS = {"loopjax hub export": Export, "loopjax hub retrofit": Retrofit}
+
+
+@pytest.mark.parametrize("word", console._WORDS)
+def test_a_flag_has_the_default_that_its_help_says(word, monkeypatch):
+  """And that of the function in Python."""
+
+  def stop(parser, *_, **__):
+    raise Made(parser)
+
+  monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+  module = importlib.import_module(console._WORDS[word][0])
+  with pytest.raises(Made) as made:
+    module.main([])
+  for parser in _parsers(made.value.args[0]):
+    for action in parser._actions:
+      said = re.search(r"\[([\w.]+)( GB)?[],]", action.help or "")
+      if said and action.default and action.default != argparse.SUPPRESS:
+        value = type(action.default)(said[1])
+        assert value * (10**9 if said[2] else 1) == action.default, action.dest
+    if options := OPTIONS.get(parser.prog):
+      for name, default in options._field_defaults.items():
+        assert parser.get_default(name) in (default, None), name
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -32,6 +32,9 @@ def copies(made, tmp_path):
   return [shutil.copytree(path, tmp_path / path.name) for path in made]
 
 
+COUNTS = ("documents", "rows", "tokens", "bytes")
+
+
 def trained(run, **changes):
   """Makes the run a trained one, with scores."""
   path = run / "summary.json"
@@ -42,7 +45,7 @@ def trained(run, **changes):
     "data": {
       f"{split}_{name}": 1000 * number + len(name)
       for number, split in enumerate(("train", "validation", "test"), 1)
-      for name in ("rows", "documents", "tokens", "bytes")
+      for name in COUNTS
     },
     "metrics": {
       "validation/loss": 1.5,
@@ -103,6 +106,9 @@ def test_every_number_of_a_cards_text_is_the_records(copies):
     f" Trained for 1,800 steps of 48 rows with {config['optim']['name']}, seed"
     " 17, in 3,725 s on 3 TPU v9."
   ) in " ".join(text.replace("\\", "").split())
+  for number, split in enumerate(("train", "validation", "test"), 1):
+    counts = (f"{number},{0:02}{len(x)}" for x in COUNTS)
+    assert f"| {split} | {' | '.join(counts)} |" in text
   assert "On all rows of the split, with 4 loops and documents" in text
   assert "Versions: jax 9.8, flax 7.6; revision abc1234" in text
   assert "Tokenizer: tokenizer.json" in text

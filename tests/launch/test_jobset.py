@@ -58,6 +58,9 @@ def test_a_job_set_of_gpu_hosts(world):
   assert {v["name"] for v in spec["volumes"]} == {
     m["name"] for m in container["volumeMounts"]
   }
+  mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+  assert mounts == {"shared": "/shared", "memory": "/dev/shm"}
+  assert f"--workdir={mounts['shared']}/run" in container["args"]
 
 
 def test_a_run_understands_what_the_job_set_says(monkeypatch):

@@ -314,6 +314,25 @@ def test_the_command_writes_a_page(workdir, tmp_path, capsys):
   assert inspection["prompt"] == PUZZLE
 
 
+def test_random_prompts_are_harder_one_after_another(
+  inspector, tmp_path, monkeypatch
+):
+  """The first is a level above the middle."""
+  drawn = []
+
+  def random(seed, level):
+    drawn.append((seed, level))
+    return inspector.random(seed, level)
+
+  one = inspector._replace(random=random)
+  monkeypatch.setattr(load, "load", lambda *_: one)
+  flags = ["unused", "--random=4", f"--export={tmp_path / 'page.html'}"]
+  assert command.main(flags) == 0
+  levels = inspector.facts["levels"]
+  first = len(levels) // 2
+  assert drawn == [*enumerate([*levels[first:], *levels[:first]][:4])]
+
+
 def test_mistakes_are_one_line(workdir, tmp_path, refusal, monkeypatch):
   other = tmp_path / "automaton"
   other.mkdir()
@@ -341,6 +360,20 @@ def test_a_port_that_cannot_be_used_is_one_line(workdir, refusal):
     for port in (taken.getsockname()[1], -1, 99999):
       said = refusal(command.main, [str(workdir), f"--port={port}"])
       assert said.startswith(f"error: --port={port}")
+
+
+@pytest.mark.parametrize("trained", [LOOPS, LOOPS + 2])
+def test_a_page_says_what_it_shows(inspector, tmp_path, browser, trained):
+  facts = inspector.facts | {"trainedLoops": trained, "step": 12_345}
+  one = inspector._replace(facts=facts)
+  path = tmp_path / "page.html"
+  path.write_text(page.make(one, [inspector.inspect(PUZZLE)], served=False))
+  tab = browser.new_page()
+  tab.goto(path.as_uri())
+  about = tab.locator("#about").inner_text()
+  assert about.startswith("four, step 12,345: utm")
+  more = "" if trained == LOOPS else f" (trained with {trained})"
+  assert about.endswith(f", {LOOPS} loops{more}")
 
 
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):

@@ -342,6 +342,7 @@ def test_a_model_writes_before_the_eyes(inspectors, gated, browser, tmp_path):
     assert tab.locator("#guess").text_content() in (best, "¶", "␣", "↵", "⇥")
     tab.evaluate("step()")
   assert tokens.count() == 6 and not tab.locator("#guess").count()
+  assert tab.locator("#tokens .given").count() == found["start"]
   assert tab.locator("#tokens .wrong").all_inner_texts() == ["9"]
   assert tab.locator("#status").inner_text() == "wrong: 7 is right"
   heights = tab.locator("#difficulty rect").count()

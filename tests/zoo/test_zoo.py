@@ -66,8 +66,11 @@ def test_an_entry_is_small_and_says_what_it_is(name):
   assert (folder / zoo.PARAMS).stat().st_size < 1.1 * entries.MAX_BYTES
   card = (folder / "README.md").read_text()
   summary = summary_of(folder)
-  for said in (summary["command"], summary["revision"], summary["digest"]):
-    assert said in card
+  settings = config_lib.of_run(folder, name)
+  headline = (*settings.task_module.HEADLINE, *settings.family.headline)
+  about = card.split("\n\n")[1].replace("\\", "")
+  task = settings.plain["task"]["name"]
+  assert card.startswith(entries.card(name, about, task, headline, summary))
   assert len(set(re.findall(r"^\| (test\S+)", card, re.M))) >= 2
   for text in (card, *map(pathlib.Path.read_text, folder.glob("*.json"))):
     assert not re.search(r"(?<![\w.:/])/\w+/", text), "a place of one machine"

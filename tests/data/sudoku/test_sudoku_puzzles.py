@@ -209,7 +209,7 @@ PACKED = gzip.compress((HEADER + GOOD * 100).encode(), mtime=0)
     (PACKED[:20] + bytes(30) + PACKED[50:], "{path}: the gzip data is corrupt"),
     (
       (HEADER + GOOD).encode().replace(b"mi", b"m\xff"),
-      "{path}: invalid UTF-8",
+      "{path}: invalid UTF-8 near line 1; save it as UTF-8",
     ),
     ("", "the file is empty"),
     ("\n\n", "the file is empty"),
