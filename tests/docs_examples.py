@@ -15,6 +15,7 @@ PAGES = [
   ROOT / "README.md",
   ROOT / "CONTRIBUTING.md",
   ROOT / "benchmarks/README.md",
+  ROOT / "benchmarks/device/PLAN.md",
   ROOT / "notebooks/README.md",
   *sorted((ROOT / "docs").rglob("*.md")),
 ]

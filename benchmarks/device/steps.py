@@ -1,4 +1,4 @@
-"""Train steps on a device: compared with float64, and timed. See hour.py."""
+"""Steps on a device: compared with float64, and timed. See measure.py."""
 
 import time
 
@@ -12,8 +12,13 @@ from tests_support import SMOKE, load_config, make_datasets
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.data import pipeline
+from loopjax.generate.engine import Engine, GenerationRequest
+from loopjax.generate.sampling import Sampling
+from loopjax.models import MODELS
 from loopjax.program import gradients
+from loopjax.program import state as state_lib
 from loopjax.run import profiling
+from loopjax.types import PRECISIONS
 
 
 def family(name, kernels, apart):
@@ -72,7 +77,7 @@ def family(name, kernels, apart):
   return found
 
 
-def timed(name, arg, kernels, traces):
+def timed(name, arg, kernels, trace):
   """Time, memory and utilisation of a train step on synthetic data."""
   config = load_config(name, arg)
   overrides = {"loop.kernels": kernels, "run.steps_per_call": 1}
@@ -94,8 +99,8 @@ def timed(name, arg, kernels, traces):
     state, metrics = compiled(state, batches, {})
     jax.block_until_ready(metrics)
     times.append(time.perf_counter() - started)
-  if traces:
-    with jax.profiler.trace(f"{traces}/{name}-{kernels}"):
+  if trace:
+    with jax.profiler.trace(trace):
       jax.block_until_ready(compiled(state, batches, {}))
   seconds = sorted(times)[2]
   per_example = profiling.training_flops(program.costs)
@@ -111,4 +116,56 @@ def timed(name, arg, kernels, traces):
     "compiled_bytes": needed,
     **profiling.peak_memory(),
     "loss": float(np.asarray(metrics["loss"])[0]),
+  }
+
+
+def decoded(name, arg, batch, toy):
+  """The time of a token of each of `batch` texts, with random parameters.
+
+  "least_bytes" are those of every loop's weights, of the read-out, and of the
+  part of the cache that is written: what a step has to read.
+  """
+  settings = config_lib.resolve(load_config(name, arg))
+  graphdef, _ = program_lib.abstract_model(settings)
+  dtype = PRECISIONS[settings.model.precision].compute
+
+  @jax.jit
+  def init(key):
+    params = state_lib.initial_params(settings, key)
+    return jax.tree.map(lambda x: x.astype(dtype), params)
+
+  params = init(jax.random.key(0))
+  prompt, short, long = (4, 2, 6) if toy else (256, 32, 160)
+  room = prompt + long + 1
+  engine = Engine(
+    MODELS[settings.model_name],
+    graphdef,
+    params,
+    num_slots=batch,
+    max_tokens=room,
+    exit_rule="fixed",
+  )
+  tokens = tuple(range(prompt))  # Fewer than any vocabulary.
+  sampling = Sampling(temperature=0)
+  times = {}
+  for number in (short, long):
+    requests = [GenerationRequest(tokens, number, sampling)] * batch
+    engine.generate(requests)  # Compiles.
+    started = time.perf_counter()
+    engine.generate(requests)
+    times[number] = time.perf_counter() - started
+  seconds = (times[long] - times[short]) / (long - short)
+  size = {name: state_lib.num_bytes(x) for name, x in params.items()}
+  weights = size["layers"] * settings.model.num_loops
+  weights += size.get("head", size["token_embedding"])
+  written = (prompt + (short + long) / 2) / room
+  least = weights + engine.cache_bytes * written
+  return {
+    "device": jax.local_devices()[0].device_kind,
+    "token_ms": 1e3 * seconds,
+    "tokens_per_second": batch / seconds,
+    "cache_bytes": engine.cache_bytes,
+    "least_bytes": int(least),
+    "terabytes_per_second": least / seconds / 1e12,
+    **profiling.peak_memory(),
   }

@@ -1,15 +1,14 @@
-"""What to run when a GPU is available: three calls of ten minutes.
+"""Checks and timings on a GPU that are not training: part of PLAN.md.
 
-  python benchmarks/device/hour.py checks --out=rows.jsonl
-  python benchmarks/device/hour.py steps --out=rows.jsonl --traces=traces
-  python benchmarks/device/hour.py presets --out=rows.jsonl --runs=runs
+  python benchmarks/device/measure.py checks --rows=rows.jsonl
+  python benchmarks/device/measure.py steps --rows=rows.jsonl --traces=traces
+  python benchmarks/device/measure.py decode --rows=rows.jsonl
 
 "checks" compares kernels and families in bfloat16 with float64, and times
-kernels; "steps" times train steps; "presets" trains presets, the longest first.
-Every row is written as soon as it is complete. Repeating a command adds the
-missing rows; it ends within --minutes. --only: rows whose name matches a
-regular expression, so that several processes can share a device. --toy: sizes
-for a CPU, where plain JAX replaces kernels. No network is needed.
+kernels; "steps" times train steps, "decode" decoding. Every row is written as
+soon as it is complete, and repeating a command adds the missing ones. --only:
+rows whose name matches a regular expression, so that several processes can
+share a device. --toy: sizes for a CPU, where plain JAX replaces kernels.
 """
 
 import argparse
@@ -19,7 +18,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import time
 import traceback
@@ -27,29 +25,34 @@ import traceback
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / x) for x in (".", "kernels"))]
 
-# ":gpu" presets, the longest first.
-PRESETS = (
-  "depo_sleep", "gsm_sleep", "automaton_sleep", "maze_trm", "sudoku_utm",
-  "sudoku_trm", "sudoku_hrm", "sudoku_urm",
-)  # fmt: skip
-# Steps to time, with settings that fit one GPU.
+# Steps to time by name, with settings that fit one GPU.
+_ONE = "run.batch_size={0},run.num_microbatches={0},eval.batch_size={0}"
+_SLEEP = "gpu,model.precision=bfloat16"
 STEPS = {
-  "lm_looped": "paper,run.batch_size=8,run.num_microbatches=8,"
-  "eval.batch_size=8",
-  "lm_disco": "paper,run.batch_size=4,run.num_microbatches=4,eval.batch_size=4",
-  "lm_adaptive": "paper",
-  "lm_melt": "gpu,run.batch_size=16",
-  "sudoku_utm": "gpu,model.precision=bfloat16",
-  "depo_sleep": "gpu,model.precision=bfloat16",
+  "sudoku_utm": ("sudoku_utm", "gpu"),
+  "sudoku_utm_scan": ("sudoku_utm", "gpu,loop.execution=scan"),
+  "sudoku_utm_512": ("sudoku_utm", "gpu,run.batch_size=512"),
+  "lm_melt": ("lm_melt", "gpu,run.batch_size=16"),
+  "multihop_disco": ("multihop_disco", "gpu"),
+  "depo_sleep": ("depo_sleep", f"{_SLEEP},loop.execution=scan"),
+  "automaton_sleep": ("automaton_sleep", _SLEEP),
+  "lm_looped": ("lm_looped", "paper," + _ONE.format(8)),
+  "lm_disco": ("lm_disco", "paper," + _ONE.format(4)),
+  "lm_adaptive": ("lm_adaptive", "paper"),
+  "depo_sleep_unrolled": ("depo_sleep", _SLEEP),  # Compiles the longest.
 }
+# Models to decode with, and texts at a time.
+_BYTES = ",task.train_files=made:arithmetic"
+DECODED = {"lm_looped": "paper" + _BYTES, "lm_melt": "paper" + _BYTES}
+BATCHES = (1, 8, 64)
 
 
 class Rows:
   """A file of rows by name; existing rows are not recomputed."""
 
-  def __init__(self, path, minutes, only=""):
-    self.only = re.compile(only)
-    self.path, self.end = pathlib.Path(path), time.monotonic() + 60 * minutes
+  def __init__(self, path, only=""):
+    self.only, self.path = re.compile(only), pathlib.Path(path)
+    self.path.parent.mkdir(parents=True, exist_ok=True)
     text = self.path.read_text("utf-8") if self.path.exists() else ""
     # A killed run's last line may be incomplete.
     whole = [line for line in text.splitlines(True) if line.endswith("\n")]
@@ -57,10 +60,8 @@ class Rows:
     self.path.write_text("".join(whole), "utf-8")
 
   def add(self, name, compute):
-    """Computes and writes a row, unless it exists or time is up."""
+    """Computes and writes a row, unless it exists."""
     if name in self.done or not self.only.match(name):
-      return
-    if time.monotonic() > self.end:
       return
     started = time.monotonic()
     try:
@@ -285,52 +286,38 @@ def checks(rows, options):
 def train_steps(rows, options):
   import steps
 
-  cases = {"sudoku_utm": "smoke"} if options.toy else STEPS
-  for kernels in ("xla",) if options.toy else ("gpu", "xla"):
-    for name, arg in cases.items():
-      run = functools.partial(steps.timed, name, arg, kernels, options.traces)
-      rows.add(f"step/{kernels}/{name}", run)
+  cases = {"sudoku_utm": ("sudoku_utm", "smoke")} if options.toy else STEPS
+  for label, (name, arg) in cases.items():
+    for kernels in ("xla",) if options.toy else ("gpu", "xla"):
+      run = functools.partial(
+        steps.timed, name, arg, kernels, options.traces and label
+        and f"{options.traces}/{label}-{kernels}",
+      )  # fmt: skip
+      rows.add(f"step/{kernels}/{label}", run)
 
 
-def presets(rows, options):
-  for name in ("sudoku_utm",) if options.toy else PRESETS:
-    file = f"{name}.py:{'smoke' if options.toy else 'gpu'}"
-    workdir = pathlib.Path(options.runs).absolute() / name
-    run = functools.partial(trained, file, workdir, rows.end - 20)
-    rows.add(f"preset/{name}", run)
+def decoding(rows, options):
+  import steps
 
-
-def trained(file, workdir, end):
-  """The result of a preset's run, interrupted at a given time."""
-  command = [sys.executable, "-m", "loopjax.main", f"--workdir={workdir}"]
-  command += [f"--config={ROOT}/configs/{file}"]
-  environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-  child = subprocess.Popen(command, cwd=ROOT, env=environment)
-  try:
-    status = child.wait(max(1, end - time.monotonic()))
-  except subprocess.TimeoutExpired:
-    child.terminate()  # It saves; the next call resumes.
-    child.wait(60)
-    raise SystemExit(f"{file} goes on with the same command") from None
-  summary = json.loads((workdir / "summary.json").read_text("utf-8"))
-  kept = ("status", "metrics", "wall_seconds", "steps")
-  return {"exit": status} | {key: summary[key] for key in kept}
+  cases = {"lm_looped": "smoke"} if options.toy else DECODED
+  for (name, arg), batch in itertools.product(cases.items(), BATCHES):
+    if not options.toy or batch == BATCHES[0]:
+      run = functools.partial(steps.decoded, name, arg, batch, options.toy)
+      rows.add(f"decode/{name}/{batch}", run)
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parts = {"checks": checks, "steps": train_steps, "presets": presets}
+  parts = {"checks": checks, "steps": train_steps, "decode": decoding}
   parser.add_argument("part", choices=parts)
-  parser.add_argument("--out", required=True)
-  parser.add_argument("--minutes", type=float, default=9.0)
+  parser.add_argument("--rows", required=True)
   parser.add_argument("--only", default="")
-  parser.add_argument("--runs", default="runs/device")
   parser.add_argument("--traces", default="")
   parser.add_argument("--toy", action="store_true")
   options = parser.parse_args()
   if options.toy:
     os.environ["JAX_PLATFORMS"] = "cpu"
-  rows = Rows(options.out, options.minutes, options.only)
+  rows = Rows(options.rows, options.only)
   parts[options.part](rows, options)
 
 
