@@ -58,9 +58,8 @@ def main(argv):
   settings = config_lib.resolve(_CONFIG.value)
   program = program_lib.make_program(settings)
   dataset = train.make_datasets(settings, program.mesh)["train"]
-  calls = train_loop.stacked(
-    pipeline.iterate(dataset.batches), settings.run.steps_per_call
-  )
+  steps = settings.run.steps_per_call
+  calls = pipeline.iterate(dataset.batches, group=steps)
 
   def put():
     return sharding.put_batch(

@@ -1,9 +1,8 @@
 """The training loop: gets batches, steps, logs, evaluates, saves, stops."""
 
-import itertools
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -89,9 +88,7 @@ def train(
   step, steps_per_call = int(jax.device_get(state.step)), options.steps_per_call
   pending = [_floats(row) for row in meta["pending"]]
   rows = parts.datasets["train"].batches
-  groups = stacked(
-    pipeline.iterate(rows, start=meta["batches"]), steps_per_call
-  )
+  groups = pipeline.iterate(rows, meta["batches"], group=steps_per_call)
   clock, ahead = metrics.Clock(), meta["batches"] - step
   compiled, costs = None, dict[str, Any]()
   steps = profiling.step_range(options.profile_steps, options.num_steps)
@@ -299,12 +296,6 @@ def mean_of_good_steps(pending: list[Any]) -> dict[str, Any]:
     for name, values in rows.items()
   }
   return {**means, "skipped_steps": float(np.sum(~good))}
-
-
-def stacked(batches: Iterator[Any], steps: int) -> Iterator[Any]:
-  """Groups of `steps` batches with a new leading axis."""
-  while group := list(itertools.islice(batches, steps)):
-    yield jax.tree.map(lambda *rows: np.stack(rows), *group)
 
 
 _PACKAGE = pathlib.Path(loopjax.__file__).parent

@@ -2,6 +2,7 @@
 
 import itertools
 
+import grain
 import numpy as np
 import pytest
 
@@ -87,11 +88,39 @@ def test_an_order_has_every_example_once(num_examples):
 
 def test_all_examples_are_as_likely_at_a_place():
   """Over seeds, including consecutive ones."""
-  place = np.array([17])
-  got = [pipeline.shuffled(place, 4000, 1, epoch)[0] for epoch in range(2000)]
-  counts = np.bincount(np.array(got) // 800, minlength=5)
-  assert ((counts - 400) ** 2 / 400).sum() < 25  # Chi squared: p = 5e-5.
-  assert abs(np.corrcoef(got[1:], got[:-1])[0, 1]) < 0.08
+  places = np.array([0, 17, 2000, 3999])
+  epochs = [pipeline.shuffled(places, 4000, 1, epoch) for epoch in range(250)]
+  got = np.stack(epochs)
+  counts = np.bincount(got.ravel() // 800, minlength=5)
+  assert ((counts - 200) ** 2 / 200).sum() < 25  # Chi squared: p = 5e-5.
+  assert abs(np.corrcoef(got[1:].ravel(), got[:-1].ravel())[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+  "num", [1, 2, 1000, 20_000, 65_536, 65_538, 100_000, 2**18, 2**18 + 1]
+)
+def test_the_order_is_that_of_the_library(num):
+  """However many examples there are, and whatever is computed at once."""
+  places = np.random.default_rng(0).integers(0, num, 100)
+  for seed in (0, 7):
+    key = pipeline.stream_seed(seed, 1) % 2**32
+    expected = [
+      grain.experimental.index_shuffle(place, num - 1, key, 4)
+      for place in places.tolist()
+    ]
+    assert pipeline.shuffled(places, num, seed, 1).tolist() == expected
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_groups_are_batches_in_order(start):
+  """Groups of the steps of a call begin at any batch."""
+  single = take(training(), start, 6)
+  (one, two) = itertools.islice(pipeline.iterate(training(), start, group=3), 2)
+  for group, batches in ((one, single[:3]), (two, single[3:])):
+    for name, array in group.items():
+      expected = np.stack([batch[name] for batch in batches])
+      np.testing.assert_array_equal(array, expected)
+      assert array.dtype == expected.dtype
 
 
 def test_evaluation_sees_every_row_once():

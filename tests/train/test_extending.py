@@ -86,7 +86,7 @@ def test_another_size_of_batches_reads_on_where_it_stopped(
   starts = []
   iterate = train.loop.pipeline.iterate
 
-  def iterated(batches, start=0, **others):
+  def iterated(batches, start, **others):
     if start:
       starts.append(start)
     return iterate(batches, start=start, **others)
