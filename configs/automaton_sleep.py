@@ -6,7 +6,7 @@ Source: arXiv 2605.26099, sections 4 and 6.1. `model.num_loops` is N. Presets:
 
   tiny    t = 5, two states of 12 cells, N = 4; 3 minutes on a CPU core. Exact
           match in three new seeds: 0.916, 0.959, 0.684
-          (benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md). With a
+          (benchmarks/results/2026-11-28_cpu_2cores_sleep.md). With a
           decay searched for each N, N = 1 in the same time is better:
           benchmarks/results/2026-11-28_cpu_2cores_sleep.md
   gpu     t = 32, fewer steps. Not measured.

@@ -7,7 +7,7 @@ Source: arXiv 2605.26099, section 6.2. `model.num_loops` is N. Presets:
   tiny    two hops among six nodes, N = 4; 4 minutes on a CPU core. Two-hop
           answers in three seeds: 0.989, 0.982, 0.996 correct; with N = 1 (75
           seconds) 0.572, 0.394, 0.701, in 4 minutes 0.792, 0.566, 0.819:
-          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md
+          benchmarks/results/2026-11-28_cpu_2cores_sleep.md
   gpu     as `paper`, with fewer steps. Not measured.
   paper   75 nodes, 16 hops, ten layers of width 512, Muon. Not run. Ours:
           steps, warm-up, weight decay and sizes of heads (docs/papers.md).

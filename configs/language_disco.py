@@ -11,7 +11,7 @@ vocabulary of words. The gate is learned. Presets, in `configs/common.py`:
           steps, 4 to 8 minutes on a CPU core, on facts that were never
           composed, 0.860 to 0.932 direct and 0.964 to 0.980 reverse; the
           vanilla loop 0.104 to 0.256:
-          benchmarks/results/2026-11-24_cpu_2cores_language.md
+          benchmarks/results/2026-11-28_cpu_2cores_two_hops.md
   gpu     the paper's task, width 256. Not measured.
   paper   500 + 500 entities, 5,000 epochs of 20,000 sequences. Not run.
   smoke   used by tests.

@@ -14,7 +14,7 @@ text: --config.task.train_files='books/*.txt'. Presets:
   paper   440,764,417 parameters on 20 billion tokens; set task.train_files to
           FineWeb-Edu and FineMath-4plus, task.mixture=(0.6,0.4), and
           task.tokenizer to DeepSeek-V3's. Not run; flags for machines on which
-          it fits: benchmarks/results/2026-11-28_fit.md
+          it fits: benchmarks/results/2026-11-28_accelerators.md
   smoke   used by tests.
 """
 

@@ -12,7 +12,7 @@ then both phases, each as a separate run; the same command resumes them. With
   tiny    bytes of synthetic arithmetic or your text; two layers of width 128,
           four loops. `pipeline` on novels, 51 minutes on a shared CPU core, one
           seed: 2.181 +- 0.007 bits per byte (its teacher, fewer steps, 2.124):
-          benchmarks/results/2026-11-22_cpu_2cores_melt.md
+          benchmarks/results/2026-11-28_cpu_2cores_melt_caches.md
   gpu     the same with eight layers of width 512. Timed, not trained.
   paper   MELT-1.6B from Ouro-1.4B-Thinking: set run.init_from, task.train_files
           and task.tokenizer; Table 6 has two equal sources,

@@ -9,8 +9,8 @@ untied copies), `ponderlm`. Presets, whose values are in `configs/common.py`:
   tiny    100 + 100 entities, one layer of width 384; 20 minutes on a CPU core.
           On facts that were never composed, 0.908, 0.972 and 0.940 in three new
           seeds; the vanilla loop 0.276, 0.104 and 0.184:
-          benchmarks/results/2026-11-22_cpu_2cores_fresh_seeds.md. Other sizes:
-          benchmarks/results/2026-11-21_cpu_2cores_multihop.md
+          benchmarks/results/2026-11-28_cpu_2cores_two_hops.md. Other sizes:
+          benchmarks/results/2026-11-28_cpu_2cores_two_hops.md
   gpu     the paper's task, width 256. On an H200, 400 epochs of three hops,
           six runs in 7 minutes, compose nothing:
           benchmarks/results/2026-11-28_cpu_2cores_three_hops.md

@@ -129,8 +129,10 @@ show(depth.draw_depth(scores, headline, loops, examples, evaluated.directory))
 show(sudoku.draw_halting_map(evaluated))
 
 # %% [markdown]
-# In the run shown here they do not: every cell runs all twelve loops, as the
-# `ponder_steps` printed in training say.
+# They do: a given digit stops after a few loops, and the blanks of a hard
+# puzzle run on. The preset has a small penalty on loops
+# (`model.ponder_weight`); without it, every cell runs all twelve.
+# `ponder_steps`, printed in training, is the mean over cells and memory tokens.
 #
 # ## Your own puzzle
 #

@@ -124,6 +124,57 @@ def more_starts(name: str, file: str) -> None:
   draw.save(figure, HERE / f"{name}.png")
 
 
+def peers(name: str) -> None:
+  """Draws what families solve after equal time of training, a dot per seed."""
+  hard = {
+    "all": "", "17 clues": "/source=puzzles2_17_clue",
+    "diabolical": "/source=grantm_diabolical",
+    "a forum's\nhardest": "/source=puzzles5_forum_hardest_1905_11+",
+  }  # fmt: skip
+  ours = {
+    "all": "", "no guess": "/rating=0", "1-2": "/rating=1-2",
+    "3-9": "/rating=3-9", "10-29": "/rating=10-29",
+  }  # fmt: skip
+  figure = draw.new(9.0, 3.2)
+  both = figure.subplots(1, 2, width_ratios=(len(hard), len(ours)))
+  for axes, files, kinds, title in (
+    (both[0], ["sudoku_hard_peers"], hard, "public hard puzzles, by source"),
+    (both[1], ["sudoku_nine_memory", "sudoku_nine_urm"], ours,
+     "packaged puzzles, by guesses needed"),
+  ):  # fmt: skip
+    texts = [
+      (RUNS / f"{file}.runs.json").read_text(encoding="utf-8") for file in files
+    ]
+    runs = [run for text in texts for run in json.loads(text)["items"]]
+    for place, family in enumerate(("utm", "urm", "trm")):
+      scores = [
+        run["summary"]["metrics"]
+        for run in runs
+        # The sweep on memory tokens also has models without any.
+        if run["config"]["model"]["name"] == family
+        and (family != "utm" or run["config"]["model"]["num_memory_tokens"])
+      ]
+      points = [
+        (x + 0.2 * (place - 1), score[f"test/exact_match{kind}"])
+        for score in scores
+        for x, kind in enumerate(kinds.values())
+      ]
+      if points:
+        axes.plot(
+          *np.transpose(points),
+          color=draw.PALETTE[place],
+          marker="os^"[place],
+          linestyle="",
+          alpha=0.8,
+          label=family.upper(),
+        )
+    draw.tidy(axes, f"9x9 Sudoku: {title}", "", "solved")
+    axes.set_xticks(range(len(kinds)), list(kinds))
+    axes.set_ylim(-0.02, None)
+    axes.legend(frameon=False, fontsize=9)
+  draw.save(figure, HERE / f"{name}.png")
+
+
 def passes_label(number: int) -> str:
   """The label of models with this many passes."""
   return f"{number} pass{'es' * (number > 1)}"
@@ -249,10 +300,9 @@ def main() -> None:
     "sleep_equal_time",
     ("rule_110_steps.runs.json", "rule_110_equal_time.runs.json"),
   )
+  peers("peers")
   cache_bytes("cache_bytes", "2026-11-28_cpu_2cores_melt_caches.md", 128)
-  rows = table(
-    "2026-11-22_cpu_2cores_fresh_seeds.md", "| seed | N | step 200 | 400"
-  )
+  rows = table("2026-11-28_cpu_2cores_sleep.md", "| seed | N | step 200 | 400")
   curves(
     "sleep_passes",
     "Depo: answers of two hops, validation, three seeds",
@@ -260,7 +310,7 @@ def main() -> None:
     [(passes_label(int(row[1])), [float(x) for x in row[2:8]]) for row in rows],
   )
   rows = table(
-    "2026-11-21_cpu_2cores_multihop.md", "| | seed | OOD at step 2,000 | 4,000"
+    "2026-11-28_cpu_2cores_two_hops.md", "| | seed | OOD at step 2,000 | 4,000"
   )
   curves(
     "disco_composition",

@@ -32,7 +32,7 @@ from loopjax.types import LoopOptions
 # computes a product that the backward pass needs twice, for the next operation
 # and for the stack of all loops' residuals; the other merges products that
 # share an operand, and copies their other operands and results to do so
-# (benchmarks/results/2026-11-28_fit.md).
+# (benchmarks/results/2026-11-28_accelerators.md).
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
   "gpu": {
     "xla_gpu_enable_dynamic_slice_fusion": False,
