@@ -29,7 +29,7 @@ CONFIGS = (
 )  # fmt: skip
 # Rows per second on an H200: steps of 36.8 ms; 170 steps a second while 56 % of
 # the time was waiting for data; 290 ms for 16 rows (results/
-# 2026-11-26_h200_kernels.md and 2026-11-28_cpu_2cores_three_hops.md).
+# 2026-11-28_accelerators.md and 2026-11-28_cpu_2cores_three_hops.md).
 MEASURED = {
   "sudoku_utm": 256 / 36.8e-3, "multihop_disco": 500 * 170 / 0.44,
   "lm_melt": 16 / 290e-3,
