@@ -1,7 +1,12 @@
 """Every family on every kind of mesh equals itself on one device."""
 
 import functools
+import json
 import math
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -199,14 +204,29 @@ def traffic_of(settings, num_devices, **options):
   return roofline.collectives(roofline.parse(compiled.as_text())), 2 * number
 
 
+# Families that the pages of results have on several devices.
+SPLIT = ("looped", "melt", "utm", "sleep")
+
+
 @pytest.mark.long
-@crossing("name", FAMILIES, manual=FAMILIES[1:])
-def test_split_parameters_are_gathered_once_a_step(name):
+@crossing(
+  ("name", "mesh"),
+  [
+    (FAMILIES[0], (2, 4, 1)),
+    *((name, (2, 2, 1)) for name in SPLIT),
+    *((name, (2, 4, 1)) for name in FAMILIES[1:]),
+  ],
+  manual=[
+    *((name, (2, 2, 1)) for name in SPLIT[1:]),
+    *((name, (2, 4, 1)) for name in FAMILIES[1:]),
+  ],
+)
+def test_split_parameters_are_gathered_once_a_step(name, mesh):
   """Their gradients are reduced once, with the results of one device."""
   # Muon also moves matrices: see below.
   more = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3, **BFLOAT16}
-  settings = make(name, (2, 4, 1), 2, more)
-  traffic, weights = traffic_of(settings, 8)
+  settings = make(name, mesh, 2, more)
+  traffic, weights = traffic_of(settings, math.prod(mesh))
   # On CPUs, XLA gathers bfloat16 arrays in float32.
   assert set(traffic.num_bytes) == {
     "all-gather",
@@ -214,11 +234,39 @@ def test_split_parameters_are_gathered_once_a_step(name):
     "all-reduce",
   }
   assert traffic.num_bytes["all-gather"] <= 1.2 * 2 * weights
-  assert 4 * traffic.num_bytes["reduce-scatter"] <= 2 * weights
+  assert mesh[1] * traffic.num_bytes["reduce-scatter"] <= 2 * weights
   assert traffic.num_bytes["all-reduce"] <= 2 * weights
-  got = steps(settings, jax.devices(), 1)[1]
+  got = steps(settings, jax.devices()[: math.prod(mesh)], 1)[1]
   one = steps(make(name, (1, 1, 1), 2, more), jax.devices()[:1], 1)[1]
   np.testing.assert_allclose(got["grad_norm"], one["grad_norm"], rtol=2e-2)
+
+
+@pytest.mark.long
+@crossing("name", SPLIT, manual=SPLIT[1:])
+def test_sixteen_devices_gather_parameters_once_a_step(name):
+  """Four copies, each split over four devices; in a process that has them."""
+  more = {"optim.name": "adamw", "optim.muon_learning_rate": 2e-3, **BFLOAT16}
+  program = f"""\
+import json, test_mesh
+settings = test_mesh.make({name!r}, (4, 4, 1), 1, {more!r})
+traffic, weights = test_mesh.traffic_of(settings, 16)
+print(json.dumps([dict(traffic.num_bytes), weights]))
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", program],
+    env={
+      **os.environ,
+      "JAX_NUM_CPU_DEVICES": "16",
+      "PYTHONPATH": os.pathsep.join(sys.path),
+    },
+    cwd=pathlib.Path(__file__).parent,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  moved, weights = json.loads(done.stdout.splitlines()[-1])
+  assert moved["all-gather"] <= 1.2 * 2 * weights
+  assert 4 * moved["reduce-scatter"] <= 2 * weights
 
 
 @pytest.mark.long
