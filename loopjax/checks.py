@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import importlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,50 @@ from loopjax.errors import Moot, UserError, similar
 
 if TYPE_CHECKING:  # It imports JAX, which commands that only read do not.
   from loopjax.types import TaskSpec
+
+
+def setting(
+  default: Any,
+  *,
+  least: float | None = None,
+  above: float | None = None,
+  within: str = "",
+  own: bool = False,
+) -> Any:
+  """A field of a config, with the bounds that `plain_values` checks.
+
+  Args:
+    default: its default; a config that extends this one may give another.
+    least, above: it must be at least this, or more.
+    within: an interval like "[0, 1)".
+    own: it means something else where another family or task has its name, to
+      which its value does not cross.
+  """
+  bounds = {"least": least, "above": above, "within": within, "own": own}
+  return dataclasses.field(default=default, metadata=bounds)
+
+
+def setting_of(config: type, name: str) -> Mapping[str, Any]:
+  """The arguments of the field's `setting`, where it has one; of its bases."""
+  for one in config.__mro__:
+    field = getattr(one, "__dataclass_fields__", {}).get(name)
+    if field is not None and field.metadata:
+      return dict(field.metadata)
+  return {}
+
+
+def _outside(bounds: Mapping[str, Any], value: float) -> str:
+  """What a value must be, or "" if it is."""
+  if not bounds:
+    return ""
+  least, above, within = (bounds[x] for x in ("least", "above", "within"))
+  if least is not None and not value >= least:
+    return f"must be at least {least}"
+  if above is not None and not value > above:
+    return f"must be > {above}"
+  if within and not _is_within(value, within):
+    return f"must be in {within}"
+  return ""
 
 
 def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
@@ -30,6 +75,15 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
       if field.name in wrong
     )
     raise UserError("\n".join(wrong.values()), moot)
+
+
+def imported(setting: str, value: str) -> Any:
+  """What the value "package.module:name" of a setting names."""
+  module, _, name = value.partition(":")
+  try:
+    return getattr(importlib.import_module(module), name)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise UserError(f"{setting}={value!r}: {error}") from error
 
 
 def recorded(traces: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -54,7 +108,8 @@ def plain_values(section: str, record: Any) -> None:
   """Raises UserError unless every field has its default's type and is finite.
 
   An integer is accepted as a float; no other conversion is made. Integers are
-  less than 2**32: JAX would drop the higher bits of a seed.
+  less than 2**32: JAX would drop the higher bits of a seed. Fields are within
+  the bounds of their `setting`.
   """
   mistakes = []
   for field in dataclasses.fields(record):
@@ -69,6 +124,8 @@ def plain_values(section: str, record: Any) -> None:
       mistakes.append(f"{section}.{field.name}={value!r} must be {expected}")
     elif type(value) is int and abs(value) >= 2**32:
       mistakes.append(f"{section}.{field.name}={value} must be less than 2**32")
+    elif said := _outside(setting_of(type(record), field.name), value):
+      mistakes.append(f"{section}.{field.name}={value} {said}")
   _raise_all(mistakes)
 
 
@@ -132,15 +189,6 @@ def at_least(section: str, record: Any, **bounds: float) -> None:
     f"{section}.{field}={value} must be at least {bound}"
     for field, bound in bounds.items()
     if not (value := getattr(record, field)) >= bound
-  )
-
-
-def positive(section: str, record: Any, *fields: str) -> None:
-  """Raises UserError unless each named field is greater than 0."""
-  _raise_all(
-    f"{section}.{field}={value} must be > 0"
-    for field in fields
-    if not (value := getattr(record, field)) > 0
   )
 
 

@@ -59,6 +59,7 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   section = f"{key.partition('.')[0]}."
   word = key.rpartition(".")[2]
   same = [name for name in known if word in _short_names(name)]
+  same.sort(key=lambda name: not name.startswith(section))
   # A section in common makes no two names alike.
   near = [
     name
@@ -76,7 +77,8 @@ def check_key(key: str, known: Mapping[str, Any]) -> None:
   )
 
 
-def _short_names(name: str) -> tuple[str, str]:
-  """("learning_rate", "lr") of "optim.learning_rate"."""
+def _short_names(name: str) -> tuple[str, str, str]:
+  """("learning_rate", "lr", "rate") of "optim.learning_rate"."""
   last = name.rpartition(".")[2]
-  return last, "".join(word[:1] for word in last.split("_"))
+  initials = "".join(word[:1] for word in last.split("_"))
+  return last, initials, last.partition("_")[2]

@@ -42,13 +42,12 @@ class Config:
   data: int = -1
   fsdp: int = 1
   tensor: int = 1
-  min_split_size: int = 2**16
+  min_split_size: int = checks.setting(2**16, least=1)
   gather: str = "step"
 
   def __post_init__(self) -> None:
     checks.plain_values("mesh", self)
     checks.one_of("mesh", self, gather=GATHER)
-    checks.at_least("mesh", self, min_split_size=1)
     if self.tensor > 1:
       checks.without_effect("mesh", self, "tensor", "gather")
     sizes = [getattr(self, axis) for axis in AXES]

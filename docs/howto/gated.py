@@ -29,11 +29,7 @@ class Config(looped.Config):
     keep_logit: log-odds of s at the start; -2 keeps 0.12 of the state.
   """
 
-  keep_logit: float = -2.0
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    checks.at_least("model", self, keep_logit=-10)
+  keep_logit: float = checks.setting(-2.0, least=-10)
 
 
 class Model(looped.Model):

@@ -25,12 +25,11 @@ class Config:
     UserError: a value is invalid.
   """
 
-  length: int = 12
-  num_eval_examples: int = 512
+  length: int = checks.setting(12, least=1)
+  num_eval_examples: int = checks.setting(512, least=1)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.at_least("task", self, length=1, num_eval_examples=1)
     if 2 * self.num_eval_examples >= 2**self.length:
       raise UserError(
         f"task.length={self.length} leaves no row to train on after twice"

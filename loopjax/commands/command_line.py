@@ -51,7 +51,8 @@ class ConfigParser(Parser):
     self.add_argument(
       "--config",
       metavar="FILE",
-      help="config file, FILE[:preset][,section.key=value...];"
+      help="config file, FILE[:preset][,section.key=value...], or that of a"
+      " run, RUN/config.json or FILE.runs.json#NAME;"
       " --config.section.key=value changes a setting",
     )
     self.add_argument(
@@ -94,6 +95,8 @@ class ConfigParser(Parser):
       if options.config is None:
         place = local_path(options.workdir)
         options.config = config_lib.config_of_run(place, options.workdir)
+      elif options.config.partition("#")[0].endswith(".json"):
+        options.config = _recorded(options.config)
       else:
         options.config_name = presets.located(options.config)
         options.config_name = _with_runs(options, self.importer)
@@ -144,6 +147,27 @@ def _with_runs(options: Any, importer: Callable[[Any, str], str]) -> str:
     is_import = equals and key == presets.IMPORT
     parts.append(f"{key}={importer(options, where)}" if is_import else part)
   return f"{path}:{','.join(parts)}" if parts else path
+
+
+def _recorded(name: str) -> Any:
+  """The config of RUN/config.json, or of a kept run, FILE.runs.json#NAME."""
+  from loopjax import config as config_lib
+  from loopjax.run import workdir as workdir_lib
+
+  file, _, item = name.partition("#")
+  path = local_path(file)
+  if not path.exists():
+    raise UserError(f"--config: no such file: {path}")
+  if path.name == "config.json" and not item:
+    return config_lib.config_of_run(path.parent, f"--config={name}")
+  kept = workdir_lib.read_json(path).get("items", [])
+  configs = {x["directory"]: x["config"] for x in kept if "config" in x}
+  if item not in configs:
+    raise UserError(
+      f"--config={name}: expected RUN/config.json, or FILE.runs.json#NAME with"
+      f" one of {', '.join(configs) or 'its runs'}{similar(item, configs)}"
+    )
+  return config_lib.of_record(configs[item])
 
 
 def _load(config_name: str) -> Any:

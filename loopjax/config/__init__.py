@@ -17,6 +17,7 @@ from loopjax.config.resolve import check_config as check_config
 from loopjax.config.resolve import check_loops as check_loops
 from loopjax.config.resolve import check_scored as check_scored
 from loopjax.config.resolve import config_of_run as config_of_run
+from loopjax.config.resolve import of_record as of_record
 from loopjax.config.resolve import of_run as of_run
 from loopjax.config.resolve import record as record
 from loopjax.config.resolve import resolve as resolve

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from loopjax import sections, sharding
+from loopjax import checks, sections, sharding
 from loopjax.config import settings
 from loopjax.data import TASKS
 from loopjax.errors import UserError, similar
@@ -78,9 +78,6 @@ def make(model: str, task: str) -> ml_collections.ConfigDict:
   Args:
     model: a key of MODELS, or the import path of a family from outside.
     task: a key of TASKS, or the import path of a task.
-
-  Raises:
-    UserError: there is no such model or task.
   """
   check_name("model", model, MODELS)
   check_name("task", task, TASKS)
@@ -102,33 +99,35 @@ def by_user(config: ml_collections.ConfigDict) -> frozenset[str]:
 
 def set_by_user(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> None:
+) -> dict[str, Any]:
   """`override` with the values of a user, who is told which have no effect.
 
   Where they make another setting moot, `resolve` resets that one.
   """
-  override(config, values)
+  kept = override(config, values)
   if isinstance(config, Config):
     config.by_user.update(values)
+  return kept
 
 
 def override(
   config: ml_collections.ConfigDict, values: Mapping[str, Any]
-) -> None:
+) -> dict[str, Any]:
   """Sets "section.key" values in place.
 
   A new "model.name" or "task.name" replaces the section with the fields of that
-  family or task; fields that both have keep their values.
+  family or task. Fields keep their values if both mean the same by them, see
+  `checks.setting`.
 
-  Raises:
-    UserError: a key is unknown, or a value has the wrong type.
+  Returns:
+    What other values than their defaults a new family or task keeps.
   """
   # Once: a ConfigDict takes long to iterate over.
-  settings_by_name = sections.flatten(config)
+  settings_by_name, kept = sections.flatten(config), dict[str, Any]()
   for key, given in values.items():
     value = given.item() if isinstance(given, np.generic) else given
     if key in ("model.name", "task.name"):
-      _switch(config, key.removesuffix(".name"), value)
+      kept |= _switch(config, key.removesuffix(".name"), value)
       settings_by_name = sections.flatten(config)
       continue
     check_key(config, key, settings_by_name)
@@ -141,21 +140,31 @@ def override(
     except (KeyError, AttributeError, ValueError) as error:
       message = " ".join(str(error.args[0]).split())  # A KeyError is quoted.
       raise UserError(f"{key}={value!r}: {message}") from error
+  return {key: value for key, value in kept.items() if key not in values}
 
 
-def _switch(config: ml_collections.ConfigDict, section: str, name: Any) -> None:
-  """Replaces the section model or task by that of another family or task."""
+def _switch(
+  config: ml_collections.ConfigDict, section: str, name: Any
+) -> dict[str, Any]:
+  """Replaces the section model or task by that of another family or task.
+
+  Returns the values by "section.key" that are not the new one's default: those
+  of settings that both have and mean the same by.
+  """
   if name == config[section].name:
-    return
-  registry = NAMES[section]
+    return {}
+  registry, old = NAMES[section], dict(config[section])
   check_name(section, name, registry)
-  fields = dataclasses.asdict(registry[name].Config())
-  old = dict(config[section])
-  shared = {key: old[key] for key in fields if key in old}
+  before, after = registry[old["name"]].Config, registry[name].Config
+  fields = dataclasses.asdict(after())
+  own = {x.name for of in (before, after) for x in dataclasses.fields(of)
+         if checks.setting_of(of, x.name).get("own")}  # fmt: skip
+  shared = {k: old[k] for k in fields if k in old and k not in own}
   with config.unlocked():
     config[section] = ml_collections.ConfigDict(
       {"name": name, **fields, **shared}
     )
+  return {f"{section}.{k}": x for k, x in shared.items() if x != fields[k]}
 
 
 def check_key(

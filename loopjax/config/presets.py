@@ -18,7 +18,7 @@ import loopjax
 from loopjax import config as config_lib
 from loopjax import sections
 from loopjax.config import overrides
-from loopjax.errors import UserError, similar
+from loopjax.errors import UserError, note, similar
 from loopjax.models import MODELS
 
 # {"section": {"key": value}}.
@@ -52,10 +52,6 @@ def apply(
       has no "paper".
     changes: values by name of a change, which may follow a preset.
     source: RUN if the argument imports none; "" for no import.
-
-  Raises:
-    UserError: a preset, change or key is unknown, there are two presets or no
-      default, or a value has the wrong type; or RUN has no language model.
   """
   changes = changes or {}
   chosen = preset_of(arg, presets)
@@ -110,6 +106,7 @@ def _import(config: ml_collections.ConfigDict, label: str) -> None:
       raise UserError(f"{label}: {error}") from error
   # As set by the user: settings of the preset that do not fit are reset.
   name = model.get("name", config.model.name)
+  config_lib.override(config, {"model.name": name})
   config_lib.set_by_user(config, {"model.name": name, "run.init_from": source})
   task = {name: run_config.task[name] for name in _VOCABULARY}
   run = {"init_fresh": fresh}
@@ -118,11 +115,7 @@ def _import(config: ml_collections.ConfigDict, label: str) -> None:
 
 
 def preset_of(arg: str, presets: Iterable[str]) -> str:
-  """Name of the preset that an argument selects.
-
-  Raises:
-    UserError: the argument names two presets.
-  """
+  """Name of the preset that an argument selects."""
   named = [part for part in sections.split(arg) if part in presets]
   if len(named) > 1:
     raise UserError(
@@ -158,11 +151,7 @@ def steps(config: ml_collections.ConfigDict, part: int, of: int) -> int:
 
 
 def folder() -> pathlib.Path:
-  """The folder of the configs: of the checkout, or installed with the package.
-
-  Raises:
-    UserError: there is none.
-  """
+  """The folder of the configs, of the checkout or of the installed package."""
   for place in _places(pathlib.Path(loopjax.__file__).parents[1]):
     if (place / "common.py").is_file():
       return place.resolve()
@@ -247,9 +236,6 @@ def assign(
 
   Returns:
     The setting's value.
-
-  Raises:
-    UserError: as in `config.override`, or another setting has no text.
   """
   value: Any = text
   values = sections.flatten(config)
@@ -263,5 +249,7 @@ def assign(
     # `override` raises the error for text of another type.
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(text)
-  config_lib.set_by_user(config, {key: value})
+  kept = config_lib.set_by_user(config, {key: value})
+  if said := ", ".join(f"{k.partition('.')[2]}={x!r}" for k, x in kept.items()):
+    note(f"{key}={value!r} keeps of {before!r}: {said}")
   return sections.flatten(config)[key]

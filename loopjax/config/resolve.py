@@ -11,6 +11,7 @@ import ml_collections
 from flax import nnx
 
 from loopjax import checks, sections
+from loopjax.config import sources
 from loopjax.config.overrides import (
   NAMES,
   SECTIONS,
@@ -119,10 +120,6 @@ def resolve(
     workdir: the work directory of a run that is resumed, if it contains one:
       its tokenizer is the run's own copy if that is the only one left. The
       settings' `plain` then has the path that the config names.
-
-  Raises:
-    UserError: values or combinations are invalid; all of them that can be told
-      apart are named, a line each.
   """
   _check_random_numbers()
   chosen = {*by_user(config)}
@@ -188,12 +185,7 @@ def _checked(
   chosen: Set[str],
   workdir: pathlib.Path | None,
 ) -> Settings:
-  """`resolve` of a config whose settings fit together.
-
-  Raises:
-    UserError: they do not. Unless settings that the user did not choose are to
-      be reset, it also names what the model's constructor rejects.
-  """
+  """`resolve` of a config whose settings fit together."""
   mistakes = Mistakes()
   records: dict[str, Any] = {}
   values = {name: dict(section) for name, section in config.items()}
@@ -222,6 +214,7 @@ def _checked(
     _check_trained,
     _check_depths,
     _check_teacher,
+    _check_execution,
     starts.of,
   ):
     with mistakes.collected():
@@ -234,11 +227,7 @@ def _checked(
 
 
 def record(section: str, values: dict[str, Any]) -> Dataclass:
-  """The checked record of a section of a config.
-
-  Raises:
-    UserError: a value is invalid.
-  """
+  """The checked record of a section of a config."""
   if section in NAMES:
     name, names = values.pop("name"), NAMES[section]
     check_name(section, name, names)
@@ -342,6 +331,19 @@ def _check_teacher(settings: Settings) -> None:
     )
 
 
+def _check_execution(settings: Settings) -> None:
+  """Raises UserError if nothing could end the loops of an evaluation."""
+  family = settings.family
+  rule = family.halting_rule and family.halting_rule(settings.model)
+  stops = family.halting_trace or rule not in (None, "fixed")
+  if settings.eval.execution == "while" and not stops:
+    raise UserError(
+      f"eval.execution='while' has no effect: no token halts in this model of"
+      f" model.name={settings.model_name!r}",
+      (Moot("eval.execution", "scan", ("model.name", "model.halting")),),
+    )
+
+
 def _check_depths(settings: Settings) -> None:
   """Raises UserError for depths, of training or evaluation, that cannot be."""
   trained, evaluation = settings.model.num_loops, settings.eval
@@ -382,6 +384,14 @@ def of_run(workdir: pathlib.Path, label: str) -> Settings:
     raise UserError(f"{label}: {error}") from error
 
 
+def of_record(recorded: Mapping[str, Any]) -> ml_collections.ConfigDict:
+  """The config, locked, that was written as plain data."""
+  config = make(recorded["model"]["name"], recorded["task"]["name"])
+  config.lock()
+  override(config, flatten(recorded))
+  return config
+
+
 def config_of_run(
   workdir: pathlib.Path, label: str
 ) -> ml_collections.ConfigDict:
@@ -392,9 +402,6 @@ def config_of_run(
   Args:
     workdir: the run's work directory, or zoo:NAME.
     label: the run's name in messages.
-
-  Raises:
-    UserError: there is no run, or it is from an incompatible version.
   """
   path = zoo.located(workdir) / "config.json"
   if not path.exists():
@@ -406,11 +413,10 @@ def config_of_run(
         "is a Hugging Face Hub folder; import it with loopjax hub "
         f"import {workdir} RUN"
       )
-    config = make(recorded["model"]["name"], recorded["task"]["name"])
-    config.lock()
-    override(config, flatten(recorded))
+    config = of_record(recorded)
     if tokenizer := config.task.get("tokenizer"):
       config.task.tokenizer = workdir_lib.kept_tokenizer(path.parent, tokenizer)
+    sources.compare(path.parent, recorded)
     return config
   except UserError as error:
     raise UserError(f"{label}: {error}") from error

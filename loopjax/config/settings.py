@@ -54,35 +54,27 @@ class Run:
     wandb_project: Weights & Biases project to log the run to; "" for none.
   """
 
-  seed: int = 0
-  num_steps: int = 10_000
-  batch_size: int = 256
-  num_microbatches: int = 1
-  steps_per_call: int = 10
-  log_every: int = 100
-  checkpoint_every: int = 1000
-  keep_checkpoints: int = 2
-  keep_best: int = 0
+  seed: int = checks.setting(0, least=0)
+  num_steps: int = checks.setting(10_000, least=1)
+  batch_size: int = checks.setting(256, least=1)
+  num_microbatches: int = checks.setting(1, least=1)
+  steps_per_call: int = checks.setting(10, least=1)
+  log_every: int = checks.setting(100, least=1)
+  checkpoint_every: int = checks.setting(1000, least=1)
+  keep_checkpoints: int = checks.setting(2, least=1)
+  keep_best: int = checks.setting(0, least=0)
   best_metric: str = "-validation/loss"
-  stop_after: int = 0
+  stop_after: int = checks.setting(0, least=0)
   init_from: str = ""
   init_fresh: str = ""
   teacher: str = ""
-  max_bad_steps: int = 10
+  max_bad_steps: int = checks.setting(10, least=1)
   debug_nans: bool = False
   profile_steps: str = ""
   wandb_project: str = ""
 
   def __post_init__(self) -> None:
     checks.plain_values("run", self)
-    names = [
-      field.name
-      for field in dataclasses.fields(self)
-      if type(field.default) is int
-    ]
-    may_be_0 = ("seed", "keep_best", "stop_after")
-    bounds = {name: int(name not in may_be_0) for name in names}
-    checks.at_least("run", self, **bounds)
     for name in ("num_steps", "log_every", "checkpoint_every"):
       if getattr(self, name) % self.steps_per_call:
         raise UserError(
@@ -129,18 +121,18 @@ class Eval:
     depth_examples: number of examples for these scores; 0 for all.
   """
 
-  every: int = 0
-  batch_size: int = 256
-  num_examples: int = 0
-  num_loops: int = 0
-  num_starts: int = 1
-  start_noise: float = 0.0
+  every: int = checks.setting(0, least=0)
+  batch_size: int = checks.setting(256, least=1)
+  num_examples: int = checks.setting(0, least=0)
+  num_loops: int = checks.setting(0, least=0)
+  num_starts: int = checks.setting(1, least=1)
+  start_noise: float = checks.setting(0.0, least=0)
   answer: str = "confidence"
   execution: str = "scan"
   split: str = "test"
   checkpoint: str = "newest"
-  depth_factor: int = 4
-  depth_examples: int = 2048
+  depth_factor: int = checks.setting(4, least=0)
+  depth_examples: int = checks.setting(2048, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("eval", self)
@@ -151,22 +143,12 @@ class Eval:
       execution=("scan", "while"),
       split=("validation", "test"),
     )
-    checks.at_least(
-      "eval",
-      self,
-      every=0,
-      num_examples=0,
-      num_loops=0,
-      num_starts=1,
-      start_noise=0,
-      depth_factor=0,
-      depth_examples=0,
-      batch_size=1,
-    )
     if self.num_starts == 1:
       checks.without_effect("eval", self, "num_starts", "answer")
     if not self.every:
       checks.without_effect("eval", self, "every", "num_examples")
+    if not self.depth_factor:
+      checks.without_effect("eval", self, "depth_factor", "depth_examples")
     if self.checkpoint not in ("newest", "best") and (
       not self.checkpoint.isdecimal()
     ):

@@ -56,13 +56,12 @@ class Config(stack.StackConfig):
   """
 
   norm_order: str = "pre"
-  num_loops: int = 2
+  num_loops: int = checks.setting(2, least=1)
   dropout: float = 0.0
 
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of("model", self, norm_order=stack.INNER_NORMS)
-    checks.at_least("model", self, num_loops=1)
 
 
 def token_embedding(config: Any, spec: TaskSpec, rngs: nnx.Rngs) -> nnx.Embed:

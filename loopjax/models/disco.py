@@ -58,12 +58,12 @@ class Config(causal.Config):
   """
 
   loop_norm: str = "per_loop"
-  gate: str = "fixed"
-  gate_value: float = 1.0
-  temperature: float = 1.0
-  top_k: int = 0
+  gate: str = checks.setting("fixed", own=True)
+  gate_value: float = checks.setting(1.0, least=0)
+  temperature: float = checks.setting(1.0, above=0)
+  top_k: int = checks.setting(0, least=0)
   decode_gradient: str = "full"
-  epsilon: float = 1e-6
+  epsilon: float = checks.setting(1e-6, above=0, own=True)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -74,8 +74,6 @@ class Config(causal.Config):
       gate=GATES,
       decode_gradient=channel.GRADIENTS,
     )
-    checks.at_least("model", self, top_k=0, gate_value=0)
-    checks.positive("model", self, "temperature", "epsilon")
     if self.gate == "learned":
       checks.without_effect("model", self, "gate", "gate_value")
     if not self.gate_value:

@@ -32,12 +32,11 @@ class Config(supervised.Config):
     num_low_steps: T, low-level steps before each of them.
   """
 
-  num_low_steps: int = 2
+  num_low_steps: int = checks.setting(2, least=1)
   state_names: ClassVar[tuple[str, ...]] = ("z_H", "z_L")
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.at_least("model", self, num_low_steps=1)
 
 
 class Model(nnx.Module):

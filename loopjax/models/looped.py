@@ -57,14 +57,13 @@ class Config(causal.Config):
   loop_norm: str = "per_loop"
   tied: bool = True
   exit_gate: str = "none"
-  entropy_weight: float = 0.05
+  entropy_weight: float = checks.setting(0.05, least=0)
 
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of(
       "model", self, loop_norm=causal.LOOP_NORMS, exit_gate=EXIT_GATES
     )
-    checks.at_least("model", self, entropy_weight=0)
     rope.check_scaling(self.rope_scaling)
     if self.exit_gate != "joint":
       checks.without_effect("model", self, "exit_gate", "entropy_weight")

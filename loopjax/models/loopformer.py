@@ -61,16 +61,13 @@ class Config(stack.StackConfig):
   num_layers: int = 3
   num_heads: int = 32
   mlp_ratio: float = 2.5
-  num_loops: int = 8
+  num_loops: int = checks.setting(8, least=1)
   dropout: float = 0.0
-  short_weight: float = 0.1
-  consistency_weight: float = 0.1
+  short_weight: float = checks.setting(0.1, least=0)
+  consistency_weight: float = checks.setting(0.1, least=0)
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.at_least(
-      "model", self, num_loops=1, short_weight=0, consistency_weight=0
-    )
     if self.num_loops == 1:
       weights = "short_weight", "consistency_weight"
       why = ": one loop has no shorter trajectory"

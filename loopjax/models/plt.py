@@ -65,13 +65,12 @@ class Config(causal.Config):
   rope_scaling: tuple[float, ...] = ()
   loop_norm: str = "final_only"
   tied: bool = True
-  window: int = 64
-  gate_bias: float = 0.0
+  window: int = checks.setting(64, least=1, own=True)
+  gate_bias: float = checks.setting(0.0, own=True)
 
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of("model", self, loop_norm=causal.LOOP_NORMS)
-    checks.at_least("model", self, window=1)
     rope.check_scaling(self.rope_scaling)
 
 

@@ -40,13 +40,11 @@ class Config(causal.Config):
 
   num_loops: int = 4
   tied: bool = True
-  temperature: float = 1.0
-  top_k: int = 0
+  temperature: float = checks.setting(1.0, above=0)
+  top_k: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.at_least("model", self, top_k=0)
-    checks.positive("model", self, "temperature")
 
 
 class Model(nnx.Module):

@@ -83,17 +83,17 @@ class Config:
 
   width: int = 512
   num_heads: int = 8
-  num_layers: int = 4
+  num_layers: int = checks.setting(4, least=1)
   mlp_ratio: float = 3.0
-  num_loops: int = 16
-  num_cycles: int = 2
-  num_memory_tokens: int = 1
+  num_loops: int = checks.setting(16, least=1)
+  num_cycles: int = checks.setting(2, least=1)
+  num_memory_tokens: int = checks.setting(1, least=0)
   positions: str = "offset"
-  rope_base: float = 10_000.0
-  exploration: float = 0.1
+  rope_base: float = checks.setting(10_000.0, least=1)
+  exploration: float = checks.setting(0.1, within="[0, 1]")
   start: str = "fixed"
-  damping: float = 0.0
-  path_noise: float = 0.0
+  damping: float = checks.setting(0.0, within="[0, 1)")
+  path_noise: float = checks.setting(0.0, least=0)
   token_loss: str = "stablemax"
   precision: str = "bfloat16"
   state_names: ClassVar[tuple[str, ...]]
@@ -108,11 +108,6 @@ class Config:
       token_loss=token_losses.DISTRIBUTIONS,
       precision=PRECISIONS,
     )
-    checks.at_least(
-      "model", self, num_layers=1, num_loops=1, num_cycles=1,
-      num_memory_tokens=0, rope_base=1, path_noise=0,
-    )  # fmt: skip
-    checks.within("model", self, exploration="[0, 1]", damping="[0, 1)")
     if self.positions == "none":
       checks.without_effect("model", self, "positions", "rope_base")
     self.block_shape()

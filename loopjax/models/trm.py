@@ -41,15 +41,14 @@ class Config(supervised.Config):
   num_cycles: int = 3
   num_memory_tokens: int = 16
   mixer: str = "attention"
-  token_mlp_width: int = 512
-  num_latent_steps: int = 6
+  token_mlp_width: int = checks.setting(512, least=1)
+  num_latent_steps: int = checks.setting(6, least=1)
   # The answer y and the latent z.
   state_names: ClassVar[tuple[str, ...]] = ("y", "z")
 
   def __post_init__(self) -> None:
     super().__post_init__()
     checks.one_of("model", self, mixer=("attention", "mlp"))
-    checks.at_least("model", self, num_latent_steps=1, token_mlp_width=1)
     disabled = {
       "attention": ("token_mlp_width",),
       "mlp": ("num_heads", "positions", "rope_base"),

@@ -35,12 +35,11 @@ class Config(supervised.Config):
     num_inner_steps: applications of the network in a cycle.
   """
 
-  num_inner_steps: int = 6
+  num_inner_steps: int = checks.setting(6, least=1)
   state_names: ClassVar[tuple[str, ...]] = ("h",)
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    checks.at_least("model", self, num_inner_steps=1)
 
 
 class ConvSwiGLU(nnx.Module):

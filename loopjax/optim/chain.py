@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -26,15 +27,18 @@ class Config:
 
   Attributes:
     name: "adamw" for all parameters; "adam_atan2", AdamW without an epsilon,
-      see `scale_by_adam_atan2`; or "muon" for the hidden matrices and AdamW for
-      the others, see `loopjax.optim.parameters`.
+      see `scale_by_adam_atan2`; "muon" for the hidden matrices and AdamW for
+      the others, see `loopjax.optim.parameters`; or "package.module:function",
+      a function of this config that returns the optimizer without rate and
+      decay, such as `optax.scale_by_lion(config.b1, config.b2)`.
     learning_rate: AdamW's peak.
     final_learning_rate: AdamW's rate at the last step.
     muon_learning_rate: Muon's peak; its schedule is proportional to AdamW's.
     muon_momentum: Muon's momentum.
     schedule: after the warm-up, "cosine" or "linear" to the final rate,
       "constant", or "wsd" (warm-up, stable, decay, arXiv 2404.06395): constant,
-      then linear to the final rate.
+      then linear to the final rate; or "package.module:function", which gets
+      this config and the steps of the run, and returns step -> rate.
     warmup_steps: linear from 0; part of the run's steps.
     warm_again: steps at which the rate restarts from 0 and rises over
       `warmup_steps`, for example `model.growth_steps`.
@@ -61,57 +65,40 @@ class Config:
   """
 
   name: str = "adamw"
-  learning_rate: float = 3e-4
-  final_learning_rate: float = 1e-5
-  muon_learning_rate: float = 2e-3
-  muon_momentum: float = 0.95
+  learning_rate: float = checks.setting(3e-4, above=0)
+  final_learning_rate: float = checks.setting(1e-5, least=0)
+  muon_learning_rate: float = checks.setting(2e-3, above=0)
+  muon_momentum: float = checks.setting(0.95, within="[0, 1)")
   schedule: str = "cosine"
-  warmup_steps: int = 1000
+  warmup_steps: int = checks.setting(1000, least=0)
   warm_again: tuple[int, ...] = ()
-  cooldown_fraction: float = 0.2
-  b1: float = 0.9
-  b2: float = 0.999
-  eps: float = 1e-8
-  weight_decay: float = 0.01
+  cooldown_fraction: float = checks.setting(0.2, within="(0, 1]")
+  b1: float = checks.setting(0.9, within="[0, 1)")
+  b2: float = checks.setting(0.999, within="[0, 1)")
+  eps: float = checks.setting(1e-8, above=0)
+  weight_decay: float = checks.setting(0.01, least=0)
   decay: str = "all"
-  clip_norm: float = 1.0
+  clip_norm: float = checks.setting(1.0, least=0)
   rates: tuple[str, ...] = ()
-  ema_decay: float = 0.999
+  ema_decay: float = checks.setting(0.999, within="[0, 1)")
   frozen: str = ""
-  lora_rank: int = 0
-  lora_alpha: float = 16.0
+  lora_rank: int = checks.setting(0, least=0)
+  lora_alpha: float = checks.setting(16.0, above=0)
   lora_targets: str = "(attention|mlp)/[a-z]+/kernel"
   lora_whole: str = ""
 
   def __post_init__(self) -> None:
     checks.plain_values("optim", self)
-    checks.one_of(
-      "optim",
-      self,
-      name=("adamw", "adam_atan2", "muon"),
-      schedule=("cosine", "linear", "constant", "wsd"),
-      decay=parameters.DECAYS,
-    )
-    checks.at_least(
-      "optim",
-      self,
-      warmup_steps=0,
-      weight_decay=0,
-      clip_norm=0,
-      final_learning_rate=0,
-      lora_rank=0,
-    )
-    rates = ("learning_rate", "muon_learning_rate")
-    checks.positive("optim", self, *rates, "eps", "lora_alpha")
-    checks.within(
-      "optim",
-      self,
-      b1="[0, 1)",
-      b2="[0, 1)",
-      muon_momentum="[0, 1)",
-      ema_decay="[0, 1)",
-      cooldown_fraction="(0, 1]",
-    )
+    listed: dict[str, Iterable[str]] = {
+      "name": ("adamw", "adam_atan2", "muon"),
+      "schedule": ("cosine", "linear", "constant", "wsd"),
+      "decay": parameters.DECAYS,
+    }
+    for field in ("name", "schedule"):
+      if ":" in (value := getattr(self, field)):
+        checks.imported(f"optim.{field}", value)
+        del listed[field]
+    checks.one_of("optim", self, **listed)
     for field in ("frozen", "lora_targets", "lora_whole"):
       try:
         re.compile(getattr(self, field))
@@ -139,9 +126,13 @@ class Config:
       ("schedule", "constant", ("final_learning_rate", "cooldown_fraction")),
       ("schedule", "cosine", ("cooldown_fraction",)),
       ("schedule", "linear", ("cooldown_fraction",)),
+      ("name", ":", ("muon_learning_rate", "muon_momentum")),
     ):
-      if getattr(self, field) == value:
+      own = value == ":" and ":" in getattr(self, field)
+      if own or getattr(self, field) == value:
         checks.without_effect("optim", self, field, *idle)
+    if not self.weight_decay:
+      checks.without_effect("optim", self, "weight_decay", "decay")
     if self.lora_rank and self.name != "adamw":
       raise UserError(
         f"optim.name={self.name!r}: optim.lora_rank={self.lora_rank} needs"
@@ -186,11 +177,17 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
 
 def _warmed_once(config: Config, num_steps: int) -> optax.Schedule:
   """`make_schedule` without `warm_again`."""
+  if ":" in config.schedule:
+    own = checks.imported("optim.schedule", config.schedule)
+    schedule: optax.Schedule = own(config, num_steps)
+    return schedule
   peak, final = config.learning_rate, config.final_learning_rate
   warmup = config.warmup_steps
-  if warmup >= num_steps and config.schedule in ("cosine", "linear"):
+  latest = num_steps - (config.schedule in ("cosine", "linear"))
+  if warmup > latest and config.schedule != "wsd":
     raise UserError(
-      f"optim.warmup_steps={warmup} must be less than"
+      f"optim.warmup_steps={warmup} must be"
+      f" {'less than' if latest < num_steps else 'at most'}"
       f" run.num_steps={num_steps}",
       (Moot("optim.warmup_steps", num_steps // 10, ("run.num_steps",)),),
     )
@@ -309,9 +306,11 @@ def make_optimizer(
     weight_decay=config.weight_decay,
     mask=mask,
   )
-  if config.name == "adam_atan2":
+  if config.name == "adam_atan2" or ":" in config.name:
     tx = optax.chain(
-      scale_by_adam_atan2(config.b1, config.b2),
+      checks.imported("optim.name", config.name)(config)
+      if ":" in config.name
+      else scale_by_adam_atan2(config.b1, config.b2),
       optax.add_decayed_weights(config.weight_decay, mask),
       optax.scale_by_learning_rate(schedule),
     )

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = parser().parse_config(argv)
   config, name = options.config, options.sweep
   config_name, common = options.config_name, options.overrides
-  if config is None:
+  if not config_name:
     raise UserError("--config=FILE is missing; `loopjax --list` shows them")
   if not name:
     there_are = ", ".join(items_lib.load_sweeps(config_name)(config))

@@ -2,19 +2,24 @@
 
 import contextlib
 import copy
+import dataclasses
+import functools
 import io
 import json
 import re
 
+import jax
 import pytest
 from tests_support import CONFIGS, command, load_config, refused
 
 import loopjax
 from loopjax import checks, describe, sections
 from loopjax import config as config_lib
+from loopjax import program as program_lib
 from loopjax.commands import command_line
 from loopjax.data import TASKS
 from loopjax.models import MODELS
+from loopjax.optim import chain
 from loopjax.sweep import items as items_lib
 
 # Besides every listed value of a setting, and every flag.
@@ -104,7 +109,9 @@ def test_every_natural_change_of_a_preset_runs_or_says_what_is_missing(
 
 
 def resolved(name, arg):
-  return config_lib.resolve(load_config(name, arg))
+  settings = config_lib.resolve(load_config(name, arg))
+  settings.check_schedule()
+  return settings
 
 
 def test_a_preset_gives_way_to_the_user_and_a_line_says_it(capsys):
@@ -147,8 +154,24 @@ def test_a_rate_names_what_it_applies_to():
 def test_what_gives_way(name, arg, key, value, capsys):
   settings = resolved(name, arg)
   assert sections.flatten(settings.plain)[key] == value
-  error = capsys.readouterr().err
-  assert error.count("\n") == 1 and f" {key}=" in error
+  lines = capsys.readouterr().err.splitlines()
+  (line,) = [x for x in lines if " keeps of " not in x]
+  assert f" {key}=" in line
+
+
+def test_a_setting_crosses_only_to_what_means_the_same(capsys):
+  """DiscoLoop's epsilon is of a norm, UTM's ends a token's loops."""
+  for arg, key, expected, line in (
+    ("multihop_disco:utm", "epsilon", 0.05, "width=384, num_heads=6, mlp_rat"),
+    ("sudoku_utm:disco", "epsilon", 1e-6, "width=64, num_heads=8, mlp_ratio="),
+    ("lm_looped:recurrent", "loop_norm", "coda", "width=128, num_layers=2, "),
+  ):
+    name, family = arg.split(":")
+    config = load_config(name, f"tiny,model.name={family}")
+    before = name.partition("_")[2]
+    said = f"note: model.name={family!r} keeps of {before!r}: {line}"
+    assert capsys.readouterr().err.startswith(said)
+    assert config.model[key] == expected
 
 
 def test_what_a_reset_makes_moot_is_reset_too(capsys):
@@ -184,6 +207,17 @@ def test_what_a_reset_makes_moot_is_reset_too(capsys):
      "model.norm='derf_utm' is not one of"),
     ("sudoku_utm", "run.num_steps=60,optim.warmup_steps=60",
      "optim.warmup_steps=60 must be less than run.num_steps=60"),
+    ("sudoku_utm", "model.ponder_weight=0.1,model.ponder_warmup_steps=100000",
+     "ponder_warmup_steps=100000 must be less than run.num_steps="),
+    ("lm_looped", "optim.schedule=constant,optim.warmup_steps=100000",
+     "optim.warmup_steps=100000 must be at most run.num_steps="),
+    ("lm_looped", "eval.execution=while", "eval.execution='while' has no eff"),
+    ("lm_looped", "eval.depth_factor=0,eval.depth_examples=5",
+     "eval.depth_examples has no effect while eval.depth_factor=0"),
+    ("lm_looped", "optim.weight_decay=0.0,optim.decay=matrices",
+     "optim.decay has no effect while optim.weight_decay=0.0"),
+    ("depo_sleep", "model.num_loops=1,model.injection=add",
+     "model.injection has no effect while model.num_loops=1"),
     # What only the user set does nothing beside the preset's.
     ("maze_trm", "model.num_heads=4",
      "num_heads has no effect while model.mixer='mlp'"),
@@ -195,7 +229,8 @@ def test_only_settings_of_the_user_contradict_each_other(
 ):
   with refused(message):
     resolved(name, f"tiny,{arg}")
-  assert capsys.readouterr().err == ""
+  lines = capsys.readouterr().err.splitlines()
+  assert all(" keeps of " in line for line in lines)
 
 
 def test_presets_and_changes_are_not_the_users():
@@ -270,3 +305,57 @@ def test_a_config_remembers_who_set_what_beside_its_values():
 def test_the_defaults_fit_together(task):
   settings = config_lib.resolve(config_lib.make("looped", task))
   assert settings.optim.warmup_steps < settings.run.num_steps
+
+
+# Another value of each setting of section optim, and what makes it matter.
+OPTIM = {
+  "name": ("adam_atan2", {}), "learning_rate": (0.5, {}),
+  "final_learning_rate": (0.25, {}), "schedule": ("linear", {}),
+  "muon_learning_rate": (0.5, {"name": "muon"}),
+  "muon_momentum": (0.5, {"name": "muon"}), "warmup_steps": (3, {}),
+  "warm_again": ((4,), {"warmup_steps": 2}), "b1": (0.5, {}), "b2": (0.5, {}),
+  "cooldown_fraction": (0.5, {"schedule": "wsd"}), "eps": (0.5, {}),
+  "weight_decay": (0.5, {}), "decay": ("all", {}), "clip_norm": (0.5, {}),
+  "rates": (("bias=0.5", "norm=2"), {}), "ema_decay": (0.5, {}),
+  "frozen": ("token_embedding", {}),
+  **{
+    f"lora_{name}": (value, {"lora_rank": 2})
+    for name, value in (
+      ("rank", 3), ("alpha", 2.0), ("targets", "mlp/[a-z]+/kernel"),
+      ("whole", "norm"),
+    )
+  },
+}  # fmt: skip
+
+
+@pytest.mark.manual
+def test_every_setting_of_the_optimizer_changes_the_train_step():
+  """Each alone; settings of models and tasks are in tests of these."""
+  assert OPTIM.keys() == {x.name for x in dataclasses.fields(chain.Config)}
+
+  @functools.cache
+  def text(changes):
+    config = config_lib.make("looped", "automaton")
+    small = {
+      "model.width": 16, "model.num_layers": 1, "model.num_heads": 2,
+      "run.num_steps": 10, "run.batch_size": 4, "run.steps_per_call": 1,
+      "optim.warmup_steps": 1, "optim.decay": "matrices",
+    }  # fmt: skip
+    config_lib.set_by_user(config, small)
+    config_lib.set_by_user(config, dict(changes))
+    settings = config_lib.resolve(config)
+    program = program_lib.make_program(settings)
+    batch = settings.task_module.abstract_batch(settings.task, 4)
+    rows = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch
+    )
+    return program.train.lower(program.abstract_state, rows, {}).as_text()
+
+  def named(values):
+    return tuple((f"optim.{name}", value) for name, value in values.items())
+
+  assert not [
+    name
+    for name, (value, under) in OPTIM.items()
+    if text(named(under)) == text(named({**under, name: value}))
+  ]

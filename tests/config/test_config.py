@@ -1,6 +1,7 @@
 """Config files, presets and their mistakes."""
 
 import copy
+import dataclasses
 import json
 
 import jax
@@ -14,10 +15,11 @@ from tests_support import (
   refused,
 )
 
+from loopjax import checks, sections
 from loopjax import config as config_lib
-from loopjax import sections
-from loopjax.commands import describe
+from loopjax.commands import command_line, describe
 from loopjax.config import presets
+from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.models import MODELS, utm
 from loopjax.program import budget
@@ -568,3 +570,61 @@ def test_a_setting_that_is_newer_than_a_run_has_its_default_there(tmp_path):
   config_lib.override(config, {"optim.lora_rank": 8})
   with pytest.raises(UserError, match=r"optim.lora_rank \(0 there, 8 here\)$"):
     config_lib.check_config(tmp_path, config_lib.to_dict(config), "train")
+
+
+def test_a_kept_run_is_a_config(tmp_path):
+  """What a result page's runs had, and what --config changes of it."""
+
+  def parsed(*words):
+    return command_line.ConfigParser("test", "").parse_config(words).config
+
+  file = ROOT / "benchmarks/runs/depo.runs.json"
+  item = json.loads(file.read_text())["items"][0]
+  name, settings = item["directory"], item["config"]
+  found = sections.flatten(
+    config_lib.to_dict(parsed(f"--config={file}#{name}"))
+  )
+  assert found | sections.flatten(settings) == found
+  changed = parsed(f"--config={file}#{name}", "--config.run.seed=5")
+  assert changed.run.seed == 5 != settings["run"]["seed"]
+  assert config_lib.by_user(changed) == {"run.seed"}
+  with refused("expected RUN/config.json, .* did you mean 'depo_n1_s1"):
+    parsed(f"--config={file}#depo_n1_s1")
+  with refused("expected RUN/config.json, or FILE.runs.json#NAME with one of"):
+    parsed(f"--config={file}")
+  with refused("no such file"):
+    parsed(f"--config={tmp_path}/config.json")
+
+
+def beyond(bounds):
+  """Values that the bounds of a `checks.setting` exclude, and the words."""
+  if bounds.get("least") is not None:
+    yield bounds["least"] - 1, f"must be at least {bounds['least']}"
+  if bounds.get("above") is not None:
+    yield bounds["above"], f"must be > {bounds['above']}"
+  if interval := bounds.get("within"):
+    low, high = map(float, interval[1:-1].split(","))
+    for end, outwards, included in ((low, -1, "["), (high, 1, "]")):
+      step = outwards if included in interval else 0
+      yield end + step, f"must be in {interval}"
+
+
+def test_every_bound_of_every_setting_is_kept():
+  """Also where a family gives the setting another default."""
+  records = [
+    *config_lib.overrides.SECTIONS.items(),
+    *(("model", family.Config) for family in MODELS.values()),
+    *(("task", task.Config) for task in TASKS.values()),
+  ]
+  num = 0
+  for section, record in records:
+    for field in dataclasses.fields(record):
+      for value, says in beyond(checks.setting_of(record, field.name)):
+        given, num = type(field.default)(value), num + 1
+        with pytest.raises(UserError) as caught:
+          record(**{field.name: given})
+        expected = f"{section}.{field.name}={given} {says}"
+        assert expected in str(caught.value).split("\n"), record
+  assert num > 220
+  with refused("model.num_loops=0 must be at least 1"):
+    MODELS["ponderlm"].Config(num_loops=0)

@@ -11,22 +11,13 @@ BASE = {
 }
 IMPOSSIBLE = {
   "arithmetic": [
-    ({"modulus": 10}, r"modulus=10 must be in \[11, 1_048_576\]"),
     ({"modulus": 2**21}, "modulus=2097152 must be in"),
-    ({"max_operations": 0}, "max_operations=0 must be at least 1"),
     (
       {"num_eval_examples": 7},
       ".*a multiple of 5: equal numbers for 1, 2, 4, 8, 10",
     ),
   ],
   "automaton": [
-    ({"num_states": 0}, "num_states=0 must be at least 1"),
-    ({"state_width": 2}, "state_width=2 must be at least 3"),
-    ({"num_steps": -1}, "num_steps=-1 must be at least 0"),
-    ({"rule": -1}, r"rule=-1 must be in \[0, 255\]"),
-    ({"rule": 256}, "rule=256 must be in"),
-    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
-    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
     ({"num_steps": 32.0}, "num_steps=32.0 must be of type int"),
   ],
   "depo": [
@@ -41,25 +32,18 @@ IMPOSSIBLE = {
       "num_nodes=75 exceeds the 72 words .* task.word_base=8",
     ),
     ({"num_nodes": 1, "num_queries": 1}, "num_nodes=1 must be at least 2"),
-    ({"min_nodes": 1}, "min_nodes=1 must be at least 2"),
     ({"min_nodes": 80}, "min_nodes=80 is greater than task.num_nodes=75"),
-    ({"num_queries": 0}, "num_queries=0 must be at least 1"),
     ({"num_queries": 76}, "num_queries=76 is greater than task.num_nodes=75"),
-    ({"max_hops": 0}, "max_hops=0 must be at least 1"),
-    ({"word_base": 0}, "word_base=0 must be at least 1"),
-    ({"min_word": 0}, "min_word=0 must be at least 1"),
     ({"min_word": 3}, "min_word=3 is greater than task.max_word=2"),
     (
       {"max_word": 6, "context_length": 900},
       "max_word=6 tokens with task.word_base=50 gives more",
     ),
     ({"max_word": 2**31}, "context_length=300 is too short"),
-    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
     (
       {"num_eval_examples": 999},
       "num_eval_examples=999 must be a multiple of 5: .* 1, 2, 4, 8, 16 hops",
     ),
-    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
     ({"num_nodes": 75.0}, "num_nodes=75.0 must be of type int"),
   ],
   "gsm": [
@@ -85,38 +69,26 @@ IMPOSSIBLE = {
       {"max_length": 513},
       "max_length=513 is greater than .*context_length=512",
     ),
-    ({"min_length": -1}, "min_length=-1 must be at least 0"),
     (
       {"min_length": 400, "max_length": 399},
       "max_length=399 must be at least 400",
     ),
-    ({"reverse_fraction": 2}, r"reverse_fraction=2 must be in \[0, 1\]"),
-    ({"reverse_fraction": -1.0}, "reverse_fraction=-1.0 must be in"),
-    ({"max_constant": 9}, "max_constant=9 must be at least 10"),
     (
       {"max_constant": 300, "max_value": 200},
       "max_constant=300 is greater than task.max_value=200",
     ),
-    ({"max_value": 1000}, r"max_value=1000 must be in \[100, 1000\)"),
-    ({"max_value": 99}, "max_value=99 must be in"),
-    ({"num_eval_examples": 0}, "num_eval_examples=0 must be at least 1"),
     (
       {"num_eval_examples": 1602},
       "num_eval_examples=1602 .* multiple of 4: .* 2, 4, 6, 8 operations",
     ),
-    ({"eval_seed": -1}, "eval_seed=-1 must be at least 0"),
     ({"context_length": 512.0}, "context_length=512.0 must be of type int"),
   ],
   "maze": [
     ({"size": 7}, "size=7 must be even"),
     ({"size": 2**31}, "size=2147483648 must be even and at most 1024"),
-    ({"size": 2}, "size=2"),
-    ({"openness": 1.5}, "openness=1.5"),
-    ({"min_path": 0}, "min_path=0"),
     ({"augment": True}, "augment has no effect while task.num_train_mazes=0"),
   ],
   "multihop": [
-    ({"num_entities": 0}, r"num_entities=0 must be at least 1"),
     ({"out_degree": 51}, "out_degree=51 is greater than task.num_relations=50"),
     ({"num_train_chains": [10]}, r"num_train_chains=\[10\] must be of type"),
     (
@@ -143,13 +115,8 @@ IMPOSSIBLE = {
       {"format": "reverse", "num_relations": 51},
       "num_relations=51 in English must be at most 50",
     ),
-    ({"vocab_multiple": 0}, "vocab_multiple=0"),
-    ({"graph_seed": -1}, "graph_seed=-1"),
-    ({"split_seed": -1}, "split_seed=-1"),
   ],
   "sudoku": [
-    ({"validation_share": 0.0}, "validation_share=0.0 must be in"),
-    ({"validation_share": 0.6}, "validation_share=0.6 must be in"),
     *(
       (
         {"max_revealed": share, "num_revealed_examples": 1},
@@ -161,7 +128,6 @@ IMPOSSIBLE = {
     ({"box_rows": 1}, "1x3"),
     ({"box_rows": 4, "box_cols": 4}, "4x4"),
     ({"on_bad_row": "ignore"}, "on_bad_row='ignore'"),
-    ({"num_train_puzzles": -1}, "num_train_puzzles=-1"),
     ({"train_csv": "a.csv"}, ".*train_csv needs task.test_csv"),
     ({"train_csv": "a.csv", "test_csv": "a.csv"}, ".*is the training file"),
     ({"on_bad_row": "skip"}, "on_bad_row has no effect"),
@@ -174,10 +140,7 @@ IMPOSSIBLE = {
     ({"mixture": (1.0,)}, ".*has 1 weights for 2 sources"),
     ({"mixture": (1.001, -0.001)}, ".*must be numbers of at least 0.00195"),
     ({"mixture": (0.999, 0.001)}, ".*must be numbers of at least 0.00195"),
-    ({"validation_share": 0.0}, r".*must be in \(0, 0.4\]"),
-    ({"test_share": 0.5}, r".*must be in \(0, 0.4\]"),
     ({"test_files": "a", "test_share": 0.1}, "test_share has no effect"),
-    ({"sequence_length": 1}, ".*must be at least 2"),
     ({"tokenizer": ""}, "tokenizer is empty"),
     ({"on_bad_document": "fix"}, ".*is not one of error, skip"),
   ],

@@ -303,3 +303,45 @@ def test_adam_atan2_is_its_definition():
     wanted -= 0.1 * (direction + 0.5 * wanted)
   np.testing.assert_allclose(trained(1.0), wanted, rtol=1e-5)
   np.testing.assert_allclose(trained(1e-9), wanted, rtol=1e-5)
+
+
+OWN = """
+import optax
+
+def lion(config):
+  return optax.scale_by_lion(config.b1, config.b2)
+
+def saw(config, num_steps):
+  return lambda step: config.learning_rate * (1 + step) / num_steps
+"""
+
+
+def test_an_optimizer_and_a_schedule_of_a_module_are_named(
+  tmp_path, monkeypatch
+):
+  """They are Optax's own Lion, with this rate and decay."""
+  (tmp_path / "of_mine.py").write_text(OWN)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  config = chain.Config(
+    name="of_mine:lion", schedule="of_mine:saw", clip_norm=0.0
+  )
+  tx = chain.make_optimizer(config, 10)
+  rate = lambda step: config.learning_rate * (1 + step) / 10  # noqa: E731
+  expected = optax.lion(rate, config.b1, config.b2, weight_decay=0.01)
+  params = {"attention": {"query": {"kernel": jnp.ones((2, 3)) / 7}}}
+  state, other = tx.init(params), expected.init(params)
+  for number in range(3):
+    grads = jax.tree.map(lambda x, n=number: x - n, params)
+    updates, state = tx.update(grads, state, params)
+    wanted, other = expected.update(grads, other, params)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), updates, wanted
+    )
+  for name, says in (
+    ("of_mine:lyon", "optim.name='of_mine:lyon': module 'of_mine' has no"),
+    ("nowhere:lion", "optim.name='nowhere:lion': No module named 'nowhere'"),
+  ):
+    with refused(says):
+      chain.Config(name=name)
+  with refused("optim.muon_momentum has no effect while optim.name='of_mine:"):
+    chain.Config(name="of_mine:lion", muon_momentum=0.5)

@@ -149,22 +149,14 @@ class Config:
     eval_seed: seed of both; training uses the run's seed.
   """
 
-  modulus: int = 23
-  max_operations: int = 10
-  num_eval_examples: int = 1000
-  eval_seed: int = 0
+  # Fewer: a split may lack one-operation expressions.
+  modulus: int = checks.setting(23, within="[11, 1_048_576]")
+  max_operations: int = checks.setting(10, least=1)
+  num_eval_examples: int = checks.setting(1000, least=1)
+  eval_seed: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.at_least(
-      "task",
-      self,
-      max_operations=1,
-      num_eval_examples=1,
-      eval_seed=0,
-    )
-    # Fewer: a split may lack one-operation expressions.
-    checks.within("task", self, modulus="[11, 1_048_576]")
     pipeline.check_equal_numbers(
       self.num_eval_examples, self.eval_operations, "operations"
     )

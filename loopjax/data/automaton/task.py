@@ -104,25 +104,15 @@ class Config:
     eval_seed: seed of both; training uses the run's seed.
   """
 
-  num_states: int = 4
-  state_width: int = 24
-  num_steps: int = 32
-  rule: int = 110
-  num_eval_examples: int = 4096
-  eval_seed: int = 0
+  num_states: int = checks.setting(4, least=1)
+  state_width: int = checks.setting(24, least=3)
+  num_steps: int = checks.setting(32, least=0)
+  rule: int = checks.setting(110, within="[0, 255]")
+  num_eval_examples: int = checks.setting(4096, least=1)
+  eval_seed: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.at_least(
-      "task",
-      self,
-      num_states=1,
-      state_width=3,  # A cell and two neighbours.
-      num_steps=0,
-      num_eval_examples=1,
-      eval_seed=0,
-    )
-    checks.within("task", self, rule="[0, 255]")
 
   @property
   def sequence_length(self) -> int:

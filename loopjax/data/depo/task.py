@@ -51,31 +51,19 @@ class Config:
     eval_seed: seed of both; training uses the run's seed.
   """
 
-  num_nodes: int = 75
-  max_hops: int = 16
-  num_queries: int = 10
-  word_base: int = 50
-  min_word: int = 1
+  num_nodes: int = checks.setting(75, least=2)
+  max_hops: int = checks.setting(16, least=1)
+  num_queries: int = checks.setting(10, least=1)
+  word_base: int = checks.setting(50, least=1)
+  min_word: int = checks.setting(1, least=1)
   max_word: int = 2
   context_length: int = 300
-  min_nodes: int = 3
-  num_eval_examples: int = 1000
-  eval_seed: int = 0
+  min_nodes: int = checks.setting(3, least=2)
+  num_eval_examples: int = checks.setting(1000, least=1)
+  eval_seed: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.at_least(
-      "task",
-      self,
-      num_nodes=2,
-      max_hops=1,
-      num_queries=1,
-      word_base=1,
-      min_word=1,
-      min_nodes=2,
-      num_eval_examples=1,
-      eval_seed=0,
-    )
     for small, large in (
       ("min_word", "max_word"),
       ("min_nodes", "num_nodes"),

@@ -45,34 +45,22 @@ class Config:
   train_ops: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
   eval_ops: tuple[int, ...] = (2, 4, 6, 8)
   context_length: int = 512
-  min_length: int = 320
+  min_length: int = checks.setting(320, least=0)
   max_length: int = 512
-  reverse_fraction: float = 0.5
-  max_constant: int = 20
-  max_value: int = 999
-  num_eval_examples: int = 1600
-  eval_seed: int = 0
+  reverse_fraction: float = checks.setting(0.5, within="[0, 1]")
+  # With fewer, there may be no held-out problem of four operations.
+  max_constant: int = checks.setting(20, least=10)
+  max_value: int = checks.setting(
+    999, within=f"[100, {10**language.NUM_DIGITS})"
+  )
+  num_eval_examples: int = checks.setting(1600, least=1)
+  eval_seed: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.at_least(
-      "task",
-      self,
-      min_length=0,
-      max_length=self.min_length,
-      # With fewer, there may be no held-out problem of four operations.
-      max_constant=10,
-      num_eval_examples=1,
-      eval_seed=0,
-    )
+    checks.at_least("task", self, max_length=self.min_length)
     for field in ("train_ops", "eval_ops"):
       self._check_operations(field)
-    checks.within(
-      "task",
-      self,
-      reverse_fraction="[0, 1]",
-      max_value=f"[100, {10**language.NUM_DIGITS})",
-    )
     if self.max_constant > self.max_value:
       raise UserError(
         f"task.max_constant={self.max_constant} is greater than "

@@ -225,32 +225,22 @@ class Config:
     eval_seed: seed of both; training uses the run's seed.
   """
 
-  size: int = 30
-  min_path: int = 110
-  openness: float = 0.05
-  num_train_mazes: int = 0
+  size: int = checks.setting(30, least=4)
+  min_path: int = checks.setting(110, least=1)
+  openness: float = checks.setting(0.05, within="[0, 1]")
+  num_train_mazes: int = checks.setting(0, least=0)
   augment: bool = False
-  num_eval_examples: int = 1000
-  eval_seed: int = 0
+  num_eval_examples: int = checks.setting(1000, least=1)
+  eval_seed: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
-    checks.at_least(
-      "task",
-      self,
-      size=4,
-      min_path=1,
-      num_train_mazes=0,
-      num_eval_examples=1,
-      eval_seed=0,
-    )
     if not self.num_train_mazes:
       checks.without_effect("task", self, "num_train_mazes", "augment")
     if self.size % 2 or self.size > _MAX_SIZE:
       raise UserError(
         f"task.size={self.size} must be even and at most {_MAX_SIZE}"
       )
-    checks.within("task", self, openness="[0, 1]")
 
 
 def spec(config: Config) -> TaskSpec:

@@ -48,33 +48,21 @@ class Config:
       seed.
   """
 
-  num_entities: int = 500
-  num_relations: int = 50
-  out_degree: int = 10
+  num_entities: int = checks.setting(500, least=1)
+  num_relations: int = checks.setting(50, least=1)
+  out_degree: int = checks.setting(10, least=1)
   num_train_chains: tuple[int, ...] = (10_000,)
   num_test_chains: tuple[int, ...] = (2_000,)
-  num_fact_repeats: int = 1
-  num_scored_train: int = 2_000
+  num_fact_repeats: int = checks.setting(1, least=1)
+  num_scored_train: int = checks.setting(2_000, least=0)
   format: str = "symbolic"
-  vocab_multiple: int = 1
-  graph_seed: int = 0
-  split_seed: int = 0
+  vocab_multiple: int = checks.setting(1, least=1)
+  graph_seed: int = checks.setting(0, least=0)
+  split_seed: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
     checks.one_of("task", self, format=language.FORMATS)
-    checks.at_least(
-      "task",
-      self,
-      num_entities=1,
-      num_relations=1,
-      out_degree=1,
-      num_fact_repeats=1,
-      num_scored_train=0,
-      vocab_multiple=1,
-      graph_seed=0,
-      split_seed=0,
-    )
     if self.out_degree > self.num_relations:
       raise UserError(
         f"task.out_degree={self.out_degree} is greater than "

@@ -60,10 +60,10 @@ class Config:
   on_overlap: str = "report"
   check_solutions: bool = False
   augment: bool = False
-  max_revealed: float = 0.0
-  num_revealed_examples: int = 0
-  validation_share: float = 0.05
-  num_train_puzzles: int = 0
+  max_revealed: float = checks.setting(0.0, within="[0, 1]")
+  num_revealed_examples: int = checks.setting(0, least=0)
+  validation_share: float = checks.setting(0.05, within="(0, 0.5]")
+  num_train_puzzles: int = checks.setting(0, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
@@ -74,9 +74,6 @@ class Config:
       on_bad_row=("error", "skip"),
       on_overlap=("report", "error"),
     )
-    checks.at_least(
-      "task", self, max_revealed=0, num_revealed_examples=0, num_train_puzzles=0
-    )
     if (self.max_revealed > 0) != (self.num_revealed_examples > 0):
       names = "task.max_revealed", "task.num_revealed_examples"
       zero, other = names if not self.max_revealed else names[::-1]
@@ -86,9 +83,6 @@ class Config:
         " together",
         (Moot(other, 0, (zero,)),),
       )
-    checks.within(
-      "task", self, max_revealed="[0, 1]", validation_share="(0, 0.5]"
-    )
     if self.train_csv and not self.test_csv:
       raise UserError(
         "task.train_csv needs task.test_csv: the packaged puzzles have another"

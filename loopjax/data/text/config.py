@@ -68,20 +68,16 @@ class Config:
   end_token: str = ""
   begin_token: str = ""
   add_begin_token: bool = True
-  vocab_size: int = 0
-  sequence_length: int = 1024
+  vocab_size: int = checks.setting(0, least=0)
+  sequence_length: int = checks.setting(1024, least=2)
   packed: bool = True
-  validation_share: float = 0.05
-  test_share: float = 0.05
+  validation_share: float = checks.setting(0.05, within="(0, 0.4]")
+  test_share: float = checks.setting(0.05, within="(0, 0.4]")
   on_bad_document: str = "error"
 
   def __post_init__(self) -> None:
     checks.plain_values("task", self)
     checks.one_of("task", self, on_bad_document=("error", "skip"))
-    checks.at_least("task", self, vocab_size=0, sequence_length=2)
-    checks.within(
-      "task", self, validation_share="(0, 0.4]", test_share="(0, 0.4]"
-    )
     for field in ("text_field", "tokenizer"):
       if not getattr(self, field):
         raise UserError(f"task.{field} is empty")

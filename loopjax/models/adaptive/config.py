@@ -47,19 +47,19 @@ class Config(stack.StackConfig):
   """
 
   num_layers: int = 12
-  norm: str = "layernorm"
-  num_loops: int = 3
+  norm: str = checks.setting("layernorm", own=True)
+  num_loops: int = checks.setting(3, least=1)
   loop_update: str = "literal"
   loop_scale: float = -7.0
-  scale_from_step: int = 1
+  scale_from_step: int = checks.setting(1, least=1)
   halting_mass: str = "remainder"
-  num_local_slots: int = 1024
-  num_global_slots: int = 512
+  num_local_slots: int = checks.setting(1024, least=0)
+  num_global_slots: int = checks.setting(512, least=0)
   memory_placement: str = "in_loop"
   memory_gate: str = "vector"
-  gate_bias: float = 0.0
-  ponder_weight: float = 0.0
-  ponder_prior: float = 0.0
+  gate_bias: float = checks.setting(0.0, own=True)
+  ponder_weight: float = checks.setting(0.0, least=0)
+  ponder_prior: float = checks.setting(0.0, within="[0, 1)")
   tied: bool = False
 
   def __post_init__(self) -> None:
@@ -73,9 +73,6 @@ class Config(stack.StackConfig):
       memory_placement=("in_loop", "pre_layer", "post_layer"),
       memory_gate=memory.GATES,
     )
-    checks.at_least("model", self, num_loops=1, scale_from_step=1)
-    checks.at_least("model", self, num_local_slots=0, num_global_slots=0)
-    checks.at_least("model", self, ponder_weight=0)
     if not (self.num_local_slots or self.num_global_slots):
       memory_fields = ("memory_placement", "memory_gate", "gate_bias")
       slots = ("num_local_slots", "num_global_slots")
@@ -90,7 +87,6 @@ class Config(stack.StackConfig):
 
   def _check_prior(self) -> None:
     """Raises UserError for a prior that is invalid or has no effect."""
-    checks.within("model", self, ponder_prior="[0, 1)")
     if not self.ponder_weight:
       checks.without_effect("model", self, "ponder_weight", "ponder_prior")
     if self.ponder_prior and self.halting_mass != "remainder":

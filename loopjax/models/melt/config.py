@@ -61,18 +61,18 @@ class Config(stack.StackConfig):
   rope_base: float = 1e6
   precision: str = "bfloat16"
   norm_order: str = "branch"
-  num_loops: int = 4
+  num_loops: int = checks.setting(4, least=1)
   tied: bool = False
   exit_gate: str = "none"
-  gate: str = "element"
-  gate_bias: float = 0.0
-  chunk_size: int = 500
-  prefill_chunk: int = 0
-  alpha: float = 1.0
-  interpolation_steps: int = 0
+  gate: str = checks.setting("element", own=True)
+  gate_bias: float = checks.setting(0.0, own=True)
+  chunk_size: int = checks.setting(500, least=0)
+  prefill_chunk: int = checks.setting(0, least=0)
+  alpha: float = checks.setting(1.0, within="[0, 1]")
+  interpolation_steps: int = checks.setting(0, least=0)
   distill: str = "all"
-  distill_beta: float = 0.5
-  align_weight: float = 0.0
+  distill_beta: float = checks.setting(0.5, within="[0, 1]")
+  align_weight: float = checks.setting(0.0, least=0)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -84,16 +84,6 @@ class Config(stack.StackConfig):
       distill=DISTILL,
       norm_order=stack.INNER_NORMS,
     )
-    checks.at_least(
-      "model",
-      self,
-      num_loops=1,
-      chunk_size=0,
-      prefill_chunk=0,
-      interpolation_steps=0,
-      align_weight=0,
-    )
-    checks.within("model", self, alpha="[0, 1]", distill_beta="[0, 1]")
     if self.alpha < 1 and self.interpolation_steps < 2:
       raise UserError(
         f"model.alpha={self.alpha} needs model.interpolation_steps of at least"

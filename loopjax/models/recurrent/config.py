@@ -79,30 +79,30 @@ class Config(stack.StackConfig):
     tied: whether the output layer uses the embedding table or a separate one.
   """
 
-  num_prelude: int = 2
-  num_coda: int = 2
-  num_loops: int = 32
+  num_prelude: int = checks.setting(2, least=0)
+  num_coda: int = checks.setting(2, least=0)
+  num_loops: int = checks.setting(32, least=1)
   dropout: float = 0.0
   qk_norm: bool = False
   qk_bias: bool = False
   value_bias: bool = False
   norm_order: str = "sum"
-  loop_norm: str = "coda"
+  loop_norm: str = checks.setting("coda", own=True)
   prelude_norm: bool = False
   injection: str = "linear"
   anchor_scale: float = 1.0
   state: str = "normal"
-  state_std: float = 0.632
+  state_std: float = checks.setting(0.632, least=0)
   update: str = "replace"
   depth: str = "poisson_lognormal"
   calibrated: bool = False
-  max_loops: int = 0
+  max_loops: int = checks.setting(0, least=0)
   depth_per: str = "step"
   growth_steps: tuple[int, ...] = ()
   growth_loops: tuple[int, ...] = ()
-  num_with_gradient: int = 8
-  relaxed_rank: int = 0
-  input_scale: float = 1.0
+  num_with_gradient: int = checks.setting(8, least=0)
+  relaxed_rank: int = checks.setting(0, least=0)
+  input_scale: float = checks.setting(1.0, above=0)
   tied: bool = True
 
   def __post_init__(self) -> None:
@@ -119,11 +119,6 @@ class Config(stack.StackConfig):
       depth_per=("step", "row"),
     )
     injection.check(self.injection)
-    checks.positive("model", self, "input_scale")
-    checks.at_least(
-      "model", self, num_prelude=0, num_coda=0, num_loops=1, max_loops=0,
-      num_with_gradient=0, state_std=0, relaxed_rank=0,
-    )  # fmt: skip
     drawn = ("calibrated", "max_loops", "depth_per")
     growth = ("growth_steps", "growth_loops")
     for setting, others, holds in (

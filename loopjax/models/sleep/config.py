@@ -87,25 +87,26 @@ class Config(stack.StackConfig):
   num_heads: int = 4
   mlp: str = "swiglu"
   mlp_ratio: float = 2.75
-  num_memory_layers: int = 2
+  num_memory_layers: int = checks.setting(2, least=1)
   norm_order: str = "pre"
-  window: int = 24
-  num_loops: int = 1
+  # The short convolutions of the memory layers span four tokens.
+  window: int = checks.setting(24, least=4, own=True)
+  num_loops: int = checks.setting(1, least=1)
   memory: str = "gated_delta"
   memory_mlp: bool = True
-  num_memory_heads: int = 3
-  key_width: int = 64
-  value_width: int = 128
+  num_memory_heads: int = checks.setting(3, least=1)
+  key_width: int = checks.setting(64, least=1)
+  value_width: int = checks.setting(128, least=1)
   A_range: tuple[float, float] = (0.0, 16.0)
   negative_eigenvalues: bool = False
   eviction: str = "hard"
   carry_convolutions: bool = False
-  num_prelude: int = 0
-  num_coda: int = 0
+  num_prelude: int = checks.setting(0, least=0)
+  num_coda: int = checks.setting(0, least=0)
   loop_norm: str = "final_only"
   injection: str = "none"
   carry_state: bool = True
-  num_with_gradient: int = 0
+  num_with_gradient: int = checks.setting(0, least=0)
   gradient_cut: str = "hidden"
   tied: bool = True
   exit_gate: str = "none"
@@ -122,9 +123,6 @@ class Config(stack.StackConfig):
       loop_norm=causal.LOOP_NORMS,
       injection=("none", "add"),
     )
-    # The short convolutions of the memory layers span four tokens.
-    checks.at_least("model", self, window=4, num_loops=1)
-    checks.at_least("model", self, num_with_gradient=0)
     self._check_layers()
     self.memory_shape()
     if self.num_with_gradient > self.num_loops:
@@ -133,6 +131,8 @@ class Config(stack.StackConfig):
         f" model.num_loops={self.num_loops}",
         (Moot("model.num_with_gradient", 0, ("model.num_loops",)),),
       )
+    if self.num_loops == 1:
+      checks.without_effect("model", self, "num_loops", "injection")
     if not self.num_with_gradient:
       checks.without_effect("model", self, "num_with_gradient", "gradient_cut")
     if not self.carry_state:
@@ -149,16 +149,6 @@ class Config(stack.StackConfig):
   def _check_layers(self) -> None:
     """Raises UserError if the layers cannot be grouped."""
     checks.one_of("model", self, memory=hybrid.MEMORIES)
-    checks.at_least(
-      "model",
-      self,
-      num_memory_layers=1,
-      num_prelude=0,
-      num_coda=0,
-      num_memory_heads=1,
-      key_width=1,
-      value_width=1,
-    )
     if max(self.num_layers, self.num_memory_layers) % self.num_groups:
       raise UserError(
         f"model.num_memory_layers={self.num_memory_layers} must divide"

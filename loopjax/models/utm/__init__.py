@@ -3,7 +3,7 @@
 Source: G. Sapunov, arXiv 2604.21999.
 """
 
-from loopjax.models.utm.config import Config, costs
+from loopjax.models.utm.config import Config, check_schedule, costs
 from loopjax.models.utm.model import TRACES, Model, loss
 from loopjax.protocols import Family
 
@@ -12,6 +12,7 @@ FAMILY = Family(
   Model=Model,
   loss=loss,
   costs=costs,
+  check_schedule=check_schedule,
   traces=TRACES,
   headline=("ponder_steps",),
   halting_rule=lambda config: config.halting,

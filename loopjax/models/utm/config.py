@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loopjax import checks
+from loopjax.errors import UserError
 from loopjax.loop import halting
 from loopjax.nn import block, norm, rope, shape
 from loopjax.nn.shape import Shape
@@ -44,17 +45,17 @@ class Config:
   width: int = 512
   num_heads: int = 8
   mlp_ratio: float = 8 / 3
-  num_loops: int = 18
-  num_memory_tokens: int = 16
-  norm: str = "derf_utm"
+  num_loops: int = checks.setting(18, least=1)
+  num_memory_tokens: int = checks.setting(16, least=0)
+  norm: str = checks.setting("derf_utm", own=True)
   positions: str = "overlap"
-  rope_base: float = 10_000.0
+  rope_base: float = checks.setting(10_000.0, least=1)
   halting: str = "act"
   router_bias: float = -3.0
-  epsilon: float = 0.05
+  epsilon: float = checks.setting(0.05, within="(0, 1)", own=True)
   freeze: str = "pre"
-  ponder_weight: float = 0.0
-  ponder_warmup_steps: int = 0
+  ponder_weight: float = checks.setting(0.0, least=0)
+  ponder_warmup_steps: int = checks.setting(0, least=0)
   precision: str = "float32"
 
   def __post_init__(self) -> None:
@@ -68,17 +69,7 @@ class Config:
       freeze=("pre", "post", "none"),
       precision=PRECISIONS,
     )
-    checks.at_least(
-      "model",
-      self,
-      num_loops=1,
-      num_memory_tokens=0,
-      ponder_weight=0,
-      ponder_warmup_steps=0,
-      rope_base=1,
-    )
     self.block_shape()
-    checks.within("model", self, epsilon="(0, 1)")
     disabled: dict[str, tuple[str, ...]] = {}
     act = ("epsilon", "freeze")
     if self.halting == "ponder":
@@ -108,6 +99,15 @@ HALTING: dict[str, Callable[[Config], Any]] = {
   "ponder": lambda _: halting.PonderNet(),
   "fixed": lambda _: halting.FixedSteps(),
 }
+
+
+def check_schedule(config: Config, num_steps: int) -> None:
+  """See `Family.check_schedule`."""
+  if config.ponder_warmup_steps >= num_steps:
+    raise UserError(
+      f"model.ponder_warmup_steps={config.ponder_warmup_steps} must be less"
+      f" than run.num_steps={num_steps}"
+    )
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
