@@ -63,6 +63,11 @@ def parser() -> command_line.ConfigParser:
     help="continue the run in --workdir, finished or not, with a larger"
     " run.num_steps or another run.batch_size",
   )
+  result.add_argument(
+    "--unchecked",
+    action="store_true",
+    help="train a family from outside the package without `check_family`",
+  )
   command_line.add_processes(result)
   result.importer = imported
   result.set_defaults(limit=0)
@@ -104,6 +109,10 @@ def start(options: Any) -> int:
   if jax.config.read("jax_enable_x64"):
     raise UserError("JAX_ENABLE_X64 is set, but loopjax trains in 32 bits")
   folder = local_path(options.workdir) if options.workdir else None
+  if not folder and not options.config_name:
+    raise UserError(
+      "--workdir=DIR is missing: where to train a recorded config"
+    )
   settings = config_lib.resolve(config, folder)  # Report mistakes first.
   by_user = {*options.overrides, *config_lib.by_user(config)}
   base = naming.workdir(options.config_name, by_user, settings.plain)
@@ -153,7 +162,9 @@ def _run(options: Any, workdir: pathlib.Path) -> dict[str, Any]:
     print(chosen, flush=True)
   if options.mode == "eval":
     return score.score_model(config, workdir, finish, options.limit)
-  return train.run(config, workdir, options.mode, finish, options.extend)
+  return train.run(
+    config, workdir, options.mode, finish, options.extend, not options.unchecked
+  )
 
 
 def _say_end(

@@ -340,15 +340,32 @@ def test_fit_says_what_does_not_continue(model, capsys):
   assert begins not in capsys.readouterr().err
 
 
-def test_a_saved_batch_is_not_split(tmp_path):
-  """`fit` does not: a command could not split its four rows into eight."""
-  model = loopjax.build(
-    "looped", width=16, num_heads=2, num_layers=1, num_loops=1,
-    task__sequence_length=16, run__num_microbatches=8,
-  )  # fmt: skip
-  loopjax.save(model.fit(pairs(), steps=1, quiet=True), tmp_path / "a")
-  run = loopjax.load(tmp_path / "a").about.settings.run
-  assert run.batch_size % run.num_microbatches == 0
+@pytest.mark.parametrize(
+  ("key", "value", "instead"),
+  [
+    ("run__seed", 1, "use build.seed=. and fit.seed=."),
+    ("run__init_from", "/nonexistent", "use loopjax.load"),
+    ("run__teacher", "a", "use loopjax train, the command"),
+    ("eval__every", 10, "use loopjax train"),
+    ("eval__batch_size", 1, "use datasets.batch_size=."),
+    ("eval__depth_factor", 2, "use loopjax train"),
+    ("optim__ema_decay", 0.5, "use loopjax train"),
+    ("mesh__fsdp", 2, "use loopjax train"),
+  ],
+)
+def test_build_refuses_what_only_commands_read(key, value, instead):
+  with refused(f"build: {key.replace('__', '.')} has no effect; {instead}"):
+    loopjax.build("looped", **SMALL, **{key: value})
+
+
+def test_heads_follow_the_width_unless_they_are_set(capsys):
+  for width, heads in ((32, 1), (128, 2), (192, 12), (36, 1), (768, 12)):
+    capsys.readouterr()
+    built = jax.eval_shape(lambda w=width: loopjax.build("looped", width=w))
+    assert built.about.settings.model.num_heads == heads
+    assert ("set to" in capsys.readouterr().err) == bool(width % 24)
+  with refused("width=32 must be a multiple of .*num_heads=12"):
+    loopjax.build("looped", width=32, num_heads=12)
 
 
 def test_a_saved_model_says_how_it_was_trained(model, tmp_path):
@@ -467,6 +484,18 @@ def test_scores_are_those_of_the_trainer():
   assert any(name.startswith("exact_match/rating=") for name in scores)
   assert scores == found.evaluate(data, num_loops=3)
   assert scores != found.evaluate(data)
+
+
+def test_scores_of_every_example_are_columns():
+  """Also how many loops each thought; their means are the scores."""
+  found, data = of_zoo("sudoku_6x6"), boards()["test"][:2]
+  table = found.evaluate(data, num_loops=3, per_example=True)
+  means = found.evaluate(data, num_loops=3)
+  assert {len(column) for column in table.values()} == {8}
+  for name in ("exact_match", "loops_run", "ponder_steps"):
+    np.testing.assert_allclose(table[name].mean(), means[name], rtol=1e-6)
+  ratings = {f"count/rating={x}" for x in table["rating"]}
+  assert ratings <= means.keys()
 
 
 def test_prompts_begin_as_in_training(model):

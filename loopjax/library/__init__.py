@@ -8,6 +8,7 @@ commands; `docs/library.md` is the tutorial.
 """
 
 from loopjax.library.functions import build as build
+from loopjax.library.functions import check_family as check_family
 from loopjax.library.functions import datasets as datasets
 from loopjax.library.functions import load as load
 from loopjax.library.functions import loss as loss

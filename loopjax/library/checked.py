@@ -83,11 +83,7 @@ def ids(settings: config_lib.Settings, name: str, value: Any) -> Array:
 def documents(
   settings: config_lib.Settings, value: Any, shape: tuple[int, ...]
 ) -> Array:
-  """Numbers of documents, i32 [B, T], see `TaskSpec.packs_documents`.
-
-  Raises:
-    UserError: they are not of this shape, or rows of the task have only one.
-  """
+  """Numbers of documents, i32 [B, T], see `TaskSpec.packs_documents`."""
   if not settings.spec.packs_documents:
     raise UserError(
       "documents has no effect: a row of the task"
@@ -138,11 +134,7 @@ def batch(
 
 
 def array(name: str, value: Any) -> Any:
-  """An array of the host or, if it already is there, of the device.
-
-  Raises:
-    UserError: it is not one of numbers, or its rows have several lengths.
-  """
+  """An array of the host or, if it already is there, of the device."""
   if isinstance(value, jax.Array):
     return value
   try:

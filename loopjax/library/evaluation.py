@@ -52,8 +52,9 @@ def evaluate(
   num_starts: int | None = None,
   start_noise: float | None = None,
   answer: str | None = None,
+  per_example: bool = False,
   **settings: Any,
-) -> dict[str, float]:
+) -> dict[str, Any]:
   """The task's scores on a split, by the evaluation of `loopjax.main`.
 
   Args:
@@ -62,17 +63,18 @@ def evaluate(
     num_loops: number of loops; as in evaluation if None.
     num_starts, start_noise, answer: several starts of each example, and which
       one answers, as in section eval of a config; the model's own if None.
+    per_example: whether to return columns of a table, with a row per example,
+      instead of means.
     settings: of the task, with which a split of the model's own is made, such
       as `test_csv="mine.csv"`.
 
   Returns:
-    For each score its mean, "SCORE/standard_error", and both by group
+    With `per_example` each score, f64 [N], not a number in an example that does
+    not count for it, and the example's group by grouping, for
+    `pandas.DataFrame`. Otherwise
+    for each score its mean, "SCORE/standard_error", and both by group
     ("exact_match/rating=3-9"); "count", the number of examples. Splits within
     the dataset are scored apart: "SPLIT/SCORE".
-
-  Raises:
-    UserError: the dataset is not an evaluation split of the model's task, or
-      the model does not support these settings or this number of loops.
   """
   here, whole = model.about.settings, ""
   starts = {
@@ -86,6 +88,8 @@ def evaluate(
   if isinstance(dataset, str) and dataset in ("validation", "test"):
     program = _program(of_task(here, settings), options)
     datasets = train.make_datasets(program.settings, program.mesh, [dataset])
+    if per_example:
+      return evaluate_lib.columns(program, datasets[dataset], model.params)
     evaluator, whole = evaluate_lib.make_evaluator(program, datasets), dataset
   elif (
     not isinstance(dataset, grain.MapDataset)
@@ -100,6 +104,9 @@ def evaluate(
     raise UserError(
       f"evaluate: {', '.join(settings)} with a dataset; pass 'test'"
     )
+  elif per_example:
+    made = _of_dataset(model.about, options, dataset)
+    return evaluate_lib.columns(*made, model.params)
   else:
     evaluator = _evaluator(model.about, options, dataset)
   return {
@@ -138,13 +145,20 @@ def _evaluator(
   about: Any, options: Any, dataset: grain.MapDataset
 ) -> evaluate_lib.Evaluator:
   """The trainer's evaluator of a dataset, whose split is ""."""
-  batch = dataset[0]
-  size = len(batch["inputs"])
-  _check_batch(about.settings, batch, size)
-  whole = Dataset(dataset, _groups(dataset), {})
-  options = dataclasses.replace(options, batch_size=size)
-  program = _program(about.settings, options)
+  program, whole = _of_dataset(about, options, dataset)
   return evaluate_lib.make_evaluator(program, {"": whole})
+
+
+def _of_dataset(
+  about: Any, options: Any, dataset: grain.MapDataset
+) -> tuple[program_lib.Program, Dataset]:
+  """The program that evaluates a dataset, and the dataset with its groups."""
+  size = len(dataset[0]["inputs"])
+  _check_batch(about.settings, dataset[0], size)
+  options = dataclasses.replace(options, batch_size=size)
+  return _program(about.settings, options), Dataset(
+    dataset, _groups(dataset), {}
+  )
 
 
 def _check_batch(

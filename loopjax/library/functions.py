@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,14 @@ from flax import nnx
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
+from loopjax.config import sources
 from loopjax.data import TASKS, check_dataset
-from loopjax.errors import UserError, writing
+from loopjax.errors import UserError, note, writing
 from loopjax.hub import convert
 from loopjax.library import checked, text, training
 from loopjax.library.evaluation import Split, of_task
 from loopjax.library.model import About, Model
+from loopjax.models import MODELS, contract
 from loopjax.program import state as state_lib
 from loopjax.run import workdir as workdir_lib
 from loopjax.run import zoo
@@ -26,6 +29,21 @@ from loopjax.saved import trained
 from loopjax.types import Array, Metrics
 
 SPLITS = ("train", "validation", "test")
+# What has the effect of settings that `build` refuses.
+_INSTEAD = {
+  "run.seed": "build(seed=) and fit(seed=)",
+  "run.num_steps": "fit(steps=, total_steps=)",
+  "run.batch_size": "datasets(batch_size=)",
+  "run.log_every": "fit(every=)",
+  "run.init_from": "loopjax.load",
+  "eval.batch_size": "datasets(batch_size=)",
+  "eval.split": "evaluate('validation') or evaluate('test')",
+  "eval.checkpoint": "load(checkpoint=)",
+}
+_ONLY_COMMANDS = (
+  "run.", "mesh.", "optim.ema_decay", "eval.every", "eval.num_examples",
+  "eval.depth_",
+)  # fmt: skip
 
 
 def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
@@ -34,9 +52,6 @@ def load(where: str | pathlib.Path, *, checkpoint: int | None = None) -> Model:
   Args:
     where: the model; Hub parameters are loaded as float32.
     checkpoint: step of a run's checkpoint; the newest intact one if None.
-
-  Raises:
-    UserError: there is no such model, or it cannot be read.
   """
   folder = workdir_lib.path_of(where)
   if convert.is_folder(folder):
@@ -62,12 +77,17 @@ def build(
       default is byte-level text.
     seed: seed of the parameters, an integer or, under `jax.vmap`, a traced one.
     settings: of the model by name (`width=128`), and of all sections by their
-      names with two underscores (`task__sequence_length=256`).
-
-  Raises:
-    UserError: an unknown name, or a value that is invalid.
+      names with two underscores (`task__sequence_length=256`). Number and width
+      of heads follow the width, unless they are set.
   """
   config = _config(model, task, settings)
+  for key in config_lib.by_user(config):
+    if key in _INSTEAD or key.startswith(_ONLY_COMMANDS):
+      raise UserError(
+        f"build: {key} has no effect; use"
+        f" {_INSTEAD.get(key, 'loopjax train, the command')}"
+      )
+  _fit_heads(config)
   resolved = config_lib.resolve(config)
   if not isinstance(seed, jax.Array):
     seed = checked.seed(seed)
@@ -106,11 +126,6 @@ def loss(
 
   Returns:
     (loss, f32 scalar; metrics by name).
-
-  Raises:
-    UserError: the family carries state from step to step, which `fit` trains;
-      the objective depends on a key or step that is not given; arrays are given
-      with a batch that has its own; or as in `Model.fit`.
   """
   _check_model(model)
   settings = model.about.settings
@@ -180,10 +195,6 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   The run has the steps of the model's training, the batch size and the seed of
   the last `fit`, and otherwise the model's settings: your own `tx` or `loss`
   is not among them.
-
-  Raises:
-    UserError: the directory already contains a run, or cannot be written; or
-      parameters have other shapes or dtypes than `build` gives them.
   """
   _check_model(model)
   workdir = workdir_lib.path_of(workdir)
@@ -200,6 +211,7 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
     convert.write_run(
       workdir, config, model.params, text.hub_files(model), origin
     )
+    sources.keep(workdir, about.settings.plain)
 
 
 def datasets(
@@ -218,10 +230,6 @@ def datasets(
   Returns:
     "train" (infinite), "validation" and "test": `grain.MapDataset` of dicts
     with "inputs", "targets", "weights" and other arrays of the task.
-
-  Raises:
-    UserError: an unknown task or setting, files that are missing, or a
-      setting with which the task has other tokens than the model.
   """
   batch_size = checked.integer("batch_size", batch_size, 1)
   seed = checked.seed(seed)
@@ -245,10 +253,50 @@ def datasets(
   return splits
 
 
+def check_family(family: str | types.ModuleType, **settings: Any) -> None:
+  """Prints for each promise of a family whether a small model keeps it.
+
+  Of the model: prefill and decode with each cache are the forward pass, a score
+  after loop k equals that of a run with k loops, logits do not depend on later
+  tokens (or do, where it reads whole rows), every parameter has a gradient,
+  unrolled loops compute the same, and `costs` are what XLA counts.
+
+  Args:
+    family: its name or module.
+    settings: of its config, by name; sizes are made small.
+  """
+  name = family if isinstance(family, str) else family.__name__
+  config = config_lib.make(name, "text")
+  named = {f"model.{x}": value for x, value in settings.items()}
+  config_lib.override(config, named)
+  made = contract.small(config_lib.record("model", dict(config.model)))
+  found = contract.results(MODELS[name], made)
+  for promise, wrong in found:
+    print(f"{'FAILS' if wrong else 'holds'}  {promise}{wrong and f': {wrong}'}")
+  if broken := [promise for promise, wrong in found if wrong]:
+    raise UserError(f"{name} breaks {len(broken)} of {len(found)} promises")
+
+
 def _check_model(model: object) -> None:
   """Raises UserError for anything else."""
   if not isinstance(model, Model):
     raise UserError(f"{model!r:.80} is not a model of loopjax")
+
+
+def _fit_heads(config: ml_collections.ConfigDict) -> None:
+  """Gives heads that the user did not set their default width, or less."""
+  model, default = config.model, MODELS[config.model.name].Config()
+  heads, by_user = getattr(default, "num_heads", 0), config_lib.by_user(config)
+  if (
+    not heads or "model.num_heads" in by_user or model.width % (2 * heads) == 0
+  ):
+    return
+  fitting = max(model.width * heads // default.width, 1)
+  while model.width % (2 * fitting) and fitting > 1:
+    fitting -= 1
+  config_lib.override(config, {"model.num_heads": fitting})
+  note(f"the default model.num_heads={heads} does not divide model.width="
+       f"{model.width}; set to {fitting}")  # fmt: skip
 
 
 def _config(

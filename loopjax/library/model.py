@@ -124,11 +124,6 @@ class Model:
         instead, or that is read out; see `loop.driver.Watched` for what is a
         state. It is compiled into the program: pass the same function again
         for other tokens.
-
-    Raises:
-      UserError: the tokens are not ids of the model, or are too few for it, or
-        it does not support this number of loops; or documents have another
-        shape, or the task has none; or the edited state has another shape.
     """
     return self._run(tokens, num_loops, documents, (), edit)[0]
 
@@ -148,9 +143,6 @@ class Model:
         passes from loop to loop, arrays by name, see `loop.driver.Watched`.
       num_loops: K; as in evaluation if None.
       documents, edit: as in `logits`.
-
-    Raises:
-      UserError: the family has no such record; or as in `logits`.
     """
     supported = (*self.about.settings.family.traces, driver.STATE)
     for name in names:

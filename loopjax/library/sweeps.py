@@ -43,10 +43,6 @@ def table(
     rows: the settings that identify a row, such as "model.num_loops"; all
       that differ if empty.
     columns: the settings by which columns are divided, such as "run.seed".
-
-  Raises:
-    UserError: there are no such runs, scores or settings; or runs that would be
-      averaged differ in another setting.
   """
   from loopjax.report import records  # Imports pandas, which takes long.
 
@@ -85,11 +81,6 @@ def run_sweep(
       runs/<config>[-<preset>]-items for a list.
     jobs: number of items that run at once, each on its share of the CPU cores.
     metrics: as in `table`.
-
-  Raises:
-    UserError: the config or an item is invalid, there are more jobs than cores,
-      or the sweep was asked to stop. Items that fail are named on standard
-      error, and have no scores.
   """
   cores = runner.split_cores(checked.integer("jobs", jobs, 1))
   parsed = command_line.ConfigParser("loopjax.sweep", "").parse_config(

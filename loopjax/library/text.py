@@ -57,10 +57,6 @@ def generate(
     bos: the token at the beginning of the prompt: one of the tokenizer,
       "none" for nothing, of a model that was trained without one, or None for
       the token of the task.
-
-  Raises:
-    UserError: the model is not a language model, a number is out of range, or
-      the prompt or `max_new_tokens` does not fit into the sequence length.
   """
   seed = checked.seed(seed)
   sampling = Sampling(

@@ -18,6 +18,7 @@ from loopjax import config as config_lib
 from loopjax.data import pipeline
 from loopjax.errors import UserError
 from loopjax.library import checked
+from loopjax.models import contract
 from loopjax.nn import lora
 from loopjax.optim import chain, parameters
 from loopjax.program import state as state_lib
@@ -56,6 +57,7 @@ def fit(
   every: int = 100,
   on_log: Callable[[int, dict[str, float], Any], Any] | None = None,
   quiet: bool = False,
+  check: bool = True,
 ) -> _Model:
   """The model, trained on batches by the train step of `loopjax.main`.
 
@@ -63,9 +65,8 @@ def fit(
   the same `total_steps`, `seed` and optimizer. Every other model begins with
   step 0, also one that was loaded, or changed since by `jax.tree`.
 
-  A step is compiled once for the same settings, `loss`, `tx` and shapes; pass
-  the same objects again to use it again. The default optimizer also depends
-  on `total_steps`.
+  A step is compiled once for the same settings, `loss`, `tx`, `total_steps` and
+  shapes; pass the same objects again to use it again.
 
   Args:
     data: batches, such as `datasets(...)["train"]`, which continues at the
@@ -84,13 +85,15 @@ def fit(
     on_log: called with the number of steps since step 0, the mean of each
       training metric since the last call, and the model; training stops if it
       returns True.
-    quiet: whether to print nothing to standard error.
+    quiet: whether to print nothing.
+    check: whether `check_family` comes first, for a family from outside.
   """
   steps = checked.integer("steps", steps, 1)
-  every = checked.integer("every", every, 1)
-  seed = checked.seed(seed)
+  every, seed = checked.integer("every", every, 1), checked.seed(seed)
   settings = model.about.settings
   settings.check_trains()
+  if check:
+    contract.require(settings, "check=False trains all the same")
   parameters.check_registered(model.params)
   progress = _Progress(steps, quiet)
   stopped, total, optimizer = _continued(model, steps, total_steps, tx)

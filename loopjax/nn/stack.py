@@ -57,23 +57,20 @@ class StackConfig:
   """
 
   width: int = 768
-  num_layers: int = 4
+  num_layers: int = checks.setting(4, least=1)
   num_heads: int = 12
   mlp: str = "gelu"
   mlp_ratio: float = 4.0
-  rope_base: float = 10_000.0
-  init_std: float = 0.02
+  rope_base: float = checks.setting(10_000.0, least=1)
+  init_std: float = checks.setting(0.02, least=0)
   precision: str = "float32"
   num_key_value_heads: int = 0
   head_width: int = 0
-  norm_epsilon: float = 1e-6
+  norm_epsilon: float = checks.setting(1e-6, least=0)
 
   def __post_init__(self) -> None:
     checks.plain_values("model", self)
     checks.one_of("model", self, precision=PRECISIONS)
-    checks.at_least(
-      "model", self, num_layers=1, rope_base=1, init_std=0, norm_epsilon=0
-    )
     self.block_shape()
 
   def block_shape(self) -> Shape:

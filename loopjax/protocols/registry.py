@@ -56,6 +56,10 @@ class Registry(MutableMapping[str, _Entry], Generic[_Entry]):
       return False
     return name in self._modules or name in self._entries or _is_module(name)
 
+  def is_outside(self, name: str) -> bool:
+    """Whether an entry is not of this package."""
+    return name not in self._modules
+
   def __iter__(self) -> Iterator[str]:
     return iter({**self._modules, **self._entries})
 

@@ -69,6 +69,25 @@ def score_examples(
   return _weighted(_scored(program, _step(program), batches, params))
 
 
+def columns(
+  program: program_lib.Program, dataset: Dataset, params: Any
+) -> dict[str, np.ndarray]:
+  """Every score of every example, f64 [N], and its group by grouping.
+
+  A score is not a number in an example that does not count for it.
+  """
+  batches = pipeline.iterate(dataset.batches)
+  rows = _scored(program, _step(program), batches, params)
+  is_example = rows["valid"] > 0
+  return {
+    name: np.where(weights > 0, values, np.nan)[is_example]
+    for name, (values, weights) in _weighted(rows).items()
+  } | {
+    grouping: np.array(names)[rows[f"group/{grouping}"][is_example]]
+    for grouping, names in dataset.groups.items()
+  }
+
+
 def _scored(
   program: program_lib.Program,
   eval_fn: Callable[..., Any],

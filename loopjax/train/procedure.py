@@ -17,8 +17,10 @@ import ml_collections
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax import sharding
+from loopjax.config import sources
 from loopjax.data import check_dataset
 from loopjax.errors import UserError, local_path
+from loopjax.models import contract
 from loopjax.nn import lora
 from loopjax.program import state as state_lib
 from loopjax.program import step as step_lib
@@ -87,6 +89,7 @@ def run(
   mode: str,
   finish: Finish = nothing,
   extend: bool = False,
+  check: bool = True,
 ) -> dict[str, Any]:
   """Trains, and evaluates at the end; returns the summary that it writes.
 
@@ -99,6 +102,7 @@ def run(
       figures; commands pass `analysis.figures.finish`.
     extend: whether an existing run may have had fewer steps or another batch
       size; its summary then says where it was extended.
+    check: whether a new run checks a family from outside the package first.
   """
   settings = config_lib.resolve(config, workdir)
   if done := processes.from_process_0(
@@ -111,6 +115,7 @@ def run(
     settings, teacher=teacher_lib.read(settings)
   )
   program_lib.check_step(program)
+  processes.from_process_0(lambda: _check_sources(settings, workdir, check))
   datasets = make_datasets(settings, program.mesh)
   if mode == "train_and_eval":
     chooses = settings.run.keep_best or settings.run.stop_after
@@ -189,6 +194,16 @@ def make_datasets(
       task, settings.task, split, len(rows), dataset
     )
   return datasets
+
+
+def _check_sources(
+  settings: config_lib.Settings, workdir: pathlib.Path, check: bool
+) -> None:
+  """Says what changed since a run began; checks the family of a new one."""
+  if (workdir / "config.json").exists():
+    sources.compare(workdir, settings.plain)
+  elif check:
+    contract.require(settings, "--unchecked trains all the same")
 
 
 def _complete(
@@ -340,6 +355,7 @@ def _write_config(
       workdir,
       getattr(settings.task, "tokenizer", ""),
     )
+    sources.keep(workdir, settings.plain)
   workdir_lib.write_json(workdir / "config.json", settings.plain)
   (workdir / "summary.json").unlink(missing_ok=True)
 

@@ -212,8 +212,8 @@ def test_scoring_that_was_stopped_is_done_again(
 def test_a_run_that_was_stopped_says_how_to_go_on(main, monkeypatch, capsys):
   asked = []
 
-  def run(config, workdir, mode, finish, extend):
-    assert finish is figures.finish and not extend
+  def run(config, workdir, mode, finish, extend, check):
+    assert finish is figures.finish and check and not extend
     asked.append((config.task.box_cols, str(workdir), mode))
     return {"status": "preempted", "steps": 600}
 

@@ -10,7 +10,7 @@ from tests_support import ROOT, command, refused
 
 import loopjax
 from loopjax import config as config_lib
-from loopjax import train
+from loopjax import main, train
 from loopjax.data import TASKS
 from loopjax.generate import __main__ as generate_entry
 from loopjax.models import MODELS
@@ -105,6 +105,47 @@ def test_a_run_is_read_in_another_process(workdirs, installed, capsys):
   assert model.about.settings.model.keep_logit == -1
   again = model.generate("1+2=", max_new_tokens=4, temperature=0)
   assert text.strip() == f"1+2={again}".strip()
+
+
+def test_an_edited_source_is_said_wherever_its_run_is_read(
+  workdirs, installed, packages, tmp_path, capsys
+):
+  """Its scores would be of another model."""
+  source = packages / "outside_package" / "gated.py"
+  kept = workdirs / "parity" / "sources" / "outside_package"
+  before = source.read_text()
+  assert (kept / "gated.py").read_text() == before
+  assert (kept / "parity.py").exists()
+  model = loopjax.load(workdirs / "parity")
+  loopjax.save(model, tmp_path / "saved")
+  assert "changed" not in capsys.readouterr().err
+  source.write_text(before.replace("sigmoid", "tanh"))
+  try:
+    for run in (workdirs / "parity", tmp_path / "saved"):
+      loopjax.load(run)
+      line = (
+        f"note: {run}: outside_package/gated.py changed since the run began"
+      )
+      assert line in capsys.readouterr().err
+    train.run(config_of(TASK), workdirs / "parity", "train_and_eval")
+  finally:
+    source.write_text(before)
+  assert (kept / "gated.py").read_text() == before
+
+
+def test_a_recorded_config_trains_the_same_model(
+  workdirs, installed, tmp_path, capsys
+):
+  """Bit for bit, from the run's own config.json."""
+  entry = f"--config={workdirs / 'parity' / 'config.json'}"
+  assert command(main.main, entry) == 2
+  assert "--workdir=DIR is missing" in capsys.readouterr().err
+  assert command(main.main, entry, f"--workdir={tmp_path / 'again'}") == 0
+  first, again = (
+    json.loads((run / "summary.json").read_text())["digest"]
+    for run in (workdirs / "parity", tmp_path / "again")
+  )
+  assert first == again
 
 
 def test_its_scores_have_their_names(workdirs, installed, tmp_path):
