@@ -73,12 +73,6 @@ def check_dataset(
     split: "train", or a split for evaluation.
     num_rows: rows of a batch in this process.
     dataset: from `make_dataset`.
-
-  Raises:
-    UserError: the batches are not a Grain pipeline with random access, there
-      are none or, in training, an end of them; an array is missing, has another
-      shape or dtype than in `abstract_batch`, or has tokens outside of the
-      vocabulary.
   """
   import grain
 
@@ -132,11 +126,7 @@ def check_dataset(
 def check_scores(
   task: Any, scores: Mapping[str, Any], num_rows: int
 ) -> Mapping[str, Any]:
-  """What `score` returned, compared with the task's description.
-
-  Raises:
-    UserError: a score is not one value per row, or one of HEADLINE is missing.
-  """
+  """What `score` returned, compared with the task's description."""
   for name, value in scores.items():
     for part in value if isinstance(value, tuple) else (value,):
       if np.shape(part) != (num_rows,):

@@ -15,9 +15,6 @@ def download(url: str, instead: str) -> str:
   Args:
     url: hf://OWNER/NAME/FILE.
     instead: the alternative that error messages suggest.
-
-  Raises:
-    UserError: the file cannot be downloaded.
   """
   repository, name = _split(url)
   return _ask(
@@ -35,9 +32,6 @@ def download_all(url: str, instead: str) -> list[str]:
   Args:
     url: hf://OWNER/NAME/PATTERN; `*` does not match a slash.
     instead: the alternative that error messages suggest.
-
-  Raises:
-    UserError: no file matches, or one cannot be downloaded.
   """
   repository, pattern = _split(url)
   if not {*"*?["} & {*pattern}:

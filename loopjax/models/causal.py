@@ -150,9 +150,6 @@ def begin(
     valid: bool [B, T], False for padding; only with a cache. None without
       padding.
     keys: random keys of dropout, [B]; None for no dropout, as in evaluation.
-
-  Raises:
-    UserError: the number of loops is less than one.
   """
   config = model.config
   num_loops = checks.num_loops(config, num_loops)

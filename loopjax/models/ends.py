@@ -38,10 +38,6 @@ class Ends(nnx.Module):
       spec: properties of the task.
       continues: whether the model learns q_continue.
       rngs: random keys of the initial values.
-
-    Raises:
-      UserError: the task predicts next tokens, or its rows hold several
-        documents.
     """
     checks.no_next_tokens(spec)
     checks.one_document(spec, "attends to the whole row")

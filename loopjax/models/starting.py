@@ -45,9 +45,6 @@ def settings(source: Any, config_type: type) -> dict[str, Any]:
   Args:
     source: the config of the trained model.
     config_type: the family's `Config`.
-
-  Raises:
-    UserError: as in `check`.
   """
   check(source, config_type)
   names = {field.name for field in dataclasses.fields(config_type)}

@@ -76,9 +76,6 @@ class Config:
       after every application of a network (EqR).
     token_loss: cross-entropy of the "stablemax" or the "softmax" of logits.
     precision: "float32" or "bfloat16", the dtype of matrix products.
-
-  Raises:
-    UserError: a value is invalid or has no effect.
   """
 
   width: int = 512

@@ -97,9 +97,6 @@ class Model(nnx.Module):
         probability of the prediction, f32 [K, B, T].
       targets: int [B, T]; the trace then also has what `every_loop.measured`
         records after every loop, [K, B, ...].
-
-    Raises:
-      UserError: num_loops is less than 1 or more than K.
     """
     config = self.config
     num_copies = checks.num_loops(config, num_loops, _WHY_NO_MORE)
@@ -137,11 +134,7 @@ class Model(nnx.Module):
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """FLOPs of a forward pass on one example, by number of copies.
-
-  Raises:
-    UserError: num_loops is less than 1 or more than K.
-  """
+  """FLOPs of a forward pass on one example, by number of copies."""
   checks.num_loops(config, num_loops, _WHY_NO_MORE)
   shape = config.block_shape()
   per_copy = config.num_layers * block.flops(shape, spec.sequence_length)

@@ -50,10 +50,6 @@ def split(params: Any, how: Adaptation, key: Any) -> tuple[Any, Any]:
     params: all parameters, arrays or abstract ones under `jax.eval_shape`.
     how: what is trained.
     key: random key of A, whose entries have variance 1 / inputs.
-
-  Raises:
-    UserError: a pattern matches no matrix that pairs can adapt, or the rank
-      exceeds a dimension of a matrix.
   """
   base, trained, num_whole = {}, {}, 0
   for index, (path, leaf) in enumerate(flat(params).items()):

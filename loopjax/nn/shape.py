@@ -35,9 +35,6 @@ class Shape:
     causal: whether tokens attend only to themselves and earlier tokens.
     dropout: dropout rate on the outputs of attention and MLP, in training.
     init: initializer of every matrix; biases are initially zero.
-
-  Raises:
-    UserError: the sizes are invalid.
   """
 
   width: int

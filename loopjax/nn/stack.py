@@ -51,9 +51,6 @@ class StackConfig:
     head_width: d_h; 0 for D / H.
     norm_epsilon: what is added to the mean square in the norms of blocks and in
       the final norm.
-
-  Raises:
-    UserError: a value is invalid.
   """
 
   width: int = 768

@@ -107,9 +107,6 @@ def load_bank(board: Board, path: pathlib.Path = PATH) -> Puzzles:
   Returns:
     The puzzles, in random order; ratings are numbers of wrong guesses, as
     `solver.solve` counts them.
-
-  Raises:
-    UserError: if the bank has no puzzles of this size, or is missing.
   """
   name = _name(board)
   try:
@@ -213,9 +210,6 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
   Args:
     path: name of the file in messages.
     file: its bytes, plain or gzip.
-
-  Raises:
-    UserError: the file cannot be read, is not CSV or lacks a column.
   """
   file.seek(0)
   packed = file.read(2) == b"\x1f\x8b"
@@ -260,11 +254,7 @@ def read_rows(path: str, file: io.BufferedReader) -> Generator[Row]:
 
 
 def _places(path: str, header: Sequence[str]) -> dict[str, int]:
-  """The places of the columns in a row, by the fields of `Row`.
-
-  Raises:
-    UserError: a column is missing, or there are two of them.
-  """
+  """The places of the columns in a row, by the fields of `Row`."""
   names = [name.strip().lower() for name in header]
   places: dict[str, int] = {}
   for field, known in _NAMES.items():
@@ -413,11 +403,6 @@ def read(
 
   Returns:
     The puzzles in the order of the file, memory-mapped.
-
-  Raises:
-    UserError: the file cannot be read or holds no puzzles, or a row is
-      malformed (the message names the file and the line), or the cache cannot
-      be written.
   """
   path = os.fspath(path)
   read_as = f"{_VERSION} {board.box_rows}x{board.box_cols} {check_solutions} "

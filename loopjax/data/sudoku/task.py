@@ -138,9 +138,6 @@ def make_dataset(
   Returns:
     Batches of `abstract_batch`'s entries, and in evaluation "valid" bool [b],
     "group/rating" and "group/source" i32 [b].
-
-  Raises:
-    UserError: a file is missing or malformed, or the files share solutions.
   """
   puzzles = _puzzles(config, split)
   indices = _split_indices(config, split, puzzles)

@@ -102,11 +102,7 @@ class Config(stack.StackConfig):
 
 
 def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
-  """FLOPs of a forward pass on one example, by number of iterations.
-
-  Raises:
-    UserError: num_loops is not from 1 to N.
-  """
+  """FLOPs of a forward pass on one example, by number of iterations."""
   checks.num_loops(config, num_loops, WHY_NO_MORE)
   tokens, width = spec.sequence_length, config.width
   read_flops = tokens * sum(

@@ -98,9 +98,6 @@ class Model(nnx.Module):
       exit_threshold: in (0, 1]. A token halts in a layer when the sum of its
         p_halt reaches the threshold; that iteration gets the remainder. Other
         tokens still attend to it. Not checked if it is an array.
-
-    Raises:
-      UserError: num_loops or exit_threshold is out of range.
     """
     config = self.config
     num_loops = checks.num_loops(config, num_loops, WHY_NO_MORE)

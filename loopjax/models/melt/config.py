@@ -164,11 +164,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   loop, including the first, and attention of every chunk to the whole history,
   an upper bound: of long rows, early chunks read only the first entries
   (`loop.chunks`). The padding of a last chunk does not count.
-
-  Raises:
-    UserError: num_loops is more than in training. Later loops change what
-      tokens attend to in earlier ones, so that the result after k loops depends
-      on the total number of loops.
   """
   checks.num_loops(
     config, num_loops, "more would change the keys and values of all tokens"

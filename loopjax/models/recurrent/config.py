@@ -184,9 +184,6 @@ def costs(config: Config, spec: TaskSpec, num_loops: int) -> dict[str, object]:
   one for parts without; the mean over depths.
 
   The sums of `loop.relaxed`, once for all tokens, are not counted.
-
-  Raises:
-    UserError: see `Config.check_loops`.
   """
   config.check_loops(num_loops)
   shape, tokens = config.block_shape(), spec.sequence_length

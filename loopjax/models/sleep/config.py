@@ -217,11 +217,7 @@ def made_from(source: Any) -> Start:
 
 
 def last_chunk(config: Config, spec: TaskSpec) -> int:
-  """Number of tokens that are read in one pass, after the last whole window.
-
-  Raises:
-    UserError: the answer would not fit into them.
-  """
+  """Number of tokens that are read in one pass, after the last whole window."""
   length, answer = config.window, spec.num_answer_tokens
   remainder = (spec.sequence_length - 1) % length + 1
   if answer > length:

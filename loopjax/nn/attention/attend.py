@@ -62,9 +62,6 @@ def attend_to(query: Array, *parts: Part, implementation: str = "xla") -> Array:
 
   Returns:
     [B, T, H, d_h] in the values' dtype.
-
-  Raises:
-    UserError: the implementation does not support these arguments.
   """
   if reason := unsupported(implementation, query):
     raise UserError(f"{implementation} attention {reason}")
