@@ -273,8 +273,13 @@ def _check_intervals(settings: Settings) -> None:
 
 
 def _check_rates(settings: Settings) -> None:
-  """Raises UserError for learning rates whose phases do not fit the run."""
+  """Raises UserError for phases of training that do not fit the run."""
   chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks it.
+  try:
+    settings.check_schedule()
+  except UserError as error:
+    if error.moot:  # Others do not matter where a run is read.
+      raise
 
 
 def _check_trained(settings: Settings) -> None:

@@ -43,8 +43,10 @@ NATURAL = {
 # needs what only the user knows.
 NEEDED = {
   "eval.answer=.*": "no effect while eval.num_starts=1",
+  "eval.execution=while": "no effect: no token halts in this model",
   "model.distill=.*": "needs run.teacher",
   "model.name=melt": "needs run.teacher",
+  "model.injection=add": "no effect while model.num_loops=1",
   "model.gradient_cut=.*": "no effect while model.num_with_gradient=0",
   "model.positions=.*": "no effect while model.mixer='mlp'",  # Of mazes.
   "task.augment=True": "no effect while task.num_train_mazes=0",
@@ -148,7 +150,8 @@ def test_a_rate_names_what_it_applies_to():
     ("lm_looped", "tiny,model.num_loops=1", "model.exit_gate", "none"),
     ("lm_melt", "tiny,model.gate=last", "optim.rates", []),
     ("sudoku_utm", "tiny,model.name=transformer", "eval.depth_factor", 0),
-    ("sudoku_utm", "tiny,run.num_steps=60", "optim.warmup_steps", 6),
+    ("lm_looped", "tiny,run.num_steps=40", "optim.warmup_steps", 4),
+    ("sudoku_utm", "tiny,run.num_steps=600", "model.ponder_warmup_steps", 200),
   ],
 )  # fmt: skip
 def test_what_gives_way(name, arg, key, value, capsys):

@@ -101,8 +101,8 @@ class Config(stack.StackConfig):
   negative_eigenvalues: bool = False
   eviction: str = "hard"
   carry_convolutions: bool = False
-  num_prelude: int = checks.setting(0, least=0)
-  num_coda: int = checks.setting(0, least=0)
+  num_prelude: int = checks.setting(0, least=0, own=True)
+  num_coda: int = checks.setting(0, least=0, own=True)
   loop_norm: str = "final_only"
   injection: str = "none"
   carry_state: bool = True
@@ -166,12 +166,7 @@ class Config(stack.StackConfig):
       raise UserError(
         f"model.num_layers={self.num_layers} has no layers left between"
         f" model.num_prelude={self.num_prelude} and"
-        f" model.num_coda={self.num_coda}",
-        # Those of a `recurrent` model are not among its `num_layers`.
-        tuple(
-          Moot(f"model.{name}", 0, ("model.name",))
-          for name in ("num_prelude", "num_coda")
-        ),
+        f" model.num_coda={self.num_coda}"
       )
 
   @property

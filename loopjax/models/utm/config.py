@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loopjax import checks
-from loopjax.errors import UserError
+from loopjax.errors import Moot, UserError
 from loopjax.loop import halting
 from loopjax.nn import block, norm, rope, shape
 from loopjax.nn.shape import Shape
@@ -106,7 +106,8 @@ def check_schedule(config: Config, num_steps: int) -> None:
   if config.ponder_warmup_steps >= num_steps:
     raise UserError(
       f"model.ponder_warmup_steps={config.ponder_warmup_steps} must be less"
-      f" than run.num_steps={num_steps}"
+      f" than run.num_steps={num_steps}",
+      (Moot("model.ponder_warmup_steps", num_steps // 3, ("run.num_steps",)),),
     )
 
 
