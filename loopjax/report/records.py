@@ -221,7 +221,8 @@ def records(
   `metrics` as in `metrics_of`.
   """
   table, names = _table(runs), metrics_of(runs, metrics)
-  settings = table[_varying(table)].to_dict("records")
+  # By path: pandas 2 has no records of a table without columns.
+  settings = table[_varying(table)].to_dict("index").values()
   scores = map(scores_of, runs)
   return [
     {"run": run.directory.as_posix(), "state": run.state}
