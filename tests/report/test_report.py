@@ -427,6 +427,11 @@ def test_what_is_not_there_is_said(workdir):
     assert "not run" in text
     assert "57.4\u00a0±\u00a00.7" in text  # Table 3, T = 8.
     assert "bimodal" in text
+  label = "exact match, %"  # Whose numbers they are, in words and by a shade.
+  assert f"| setting | ours: {label} | paper: {label} |" in markdown
+  marked = re.findall('<t[hd] style="[^"]*" class="paper">([^<]*)', html)
+  assert f"paper: {label}" in marked and "57.4\u00a0±\u00a00.7 " in marked
+  assert not any(text.startswith("ours") for text in marked)
   plan = plan_of(workdir)
   counts = f"4 of {len(plan.runs)} runs, 3 seeds"
   assert f"<small>{counts}</small>" in "".join(page._contents([plan, plan]))

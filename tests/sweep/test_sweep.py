@@ -699,7 +699,7 @@ def test_flags_that_contradict_each_other(
 
 
 def test_a_run_that_ended_before_it_could_save_was_preempted(
-  monkeypatch, tmp_path
+  monkeypatch, tmp_path, capsys
 ):
   """The command has the cores of its jobs, and the status of its items."""
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -713,6 +713,8 @@ def test_a_run_that_ended_before_it_could_save_was_preempted(
   monkeypatch.setattr(runner_lib, "run_command", run)
   there = f"--workdir={tmp_path}"
   assert [sweep_depth(there), sweep_depth(there, "--jobs=2")] == [4, 4]
+  said = capsys.readouterr()
+  assert "preempted; the same command resumes it" in said.out and not said.err
   assert found[:2] == [None, {0}] and all(x in ({0}, {1}) for x in found[1:])
 
 
