@@ -347,7 +347,7 @@ def test_a_figure_has_a_line_for_each_column(runs):
       ["--metric=test/los"],
       "--metric=test/los: no run has this score; did you",
     ),
-    (["--rows=model.num_pass"], "unknown setting 'model.num_pass'; did you"),
+    (["--rows=model.num_lops"], "unknown setting 'model.num_lops'; did you"),
     (["--csv", "--md"], "not allowed with argument"),
     (["--plot=a.png"], "--plot needs --rows=SETTING, one setting"),
     (["--plot=a.png", "--rows=run.seed,model.width"], "--plot needs --rows="),
