@@ -319,7 +319,7 @@ OPTIM = {
   "warm_again": ((4,), {"warmup_steps": 2}), "b1": (0.5, {}), "b2": (0.5, {}),
   "cooldown_fraction": (0.5, {"schedule": "wsd"}), "eps": (0.5, {}),
   "weight_decay": (0.5, {}), "decay": ("all", {}), "clip_norm": (0.5, {}),
-  "rates": (("bias=0.5", "norm=2"), {}), "ema_decay": (0.5, {}),
+  "rates": (("embedding=0.5", "norm=2"), {}), "ema_decay": (0.5, {}),
   "frozen": ("token_embedding", {}),
   **{
     f"lora_{name}": (value, {"lora_rank": 2})
@@ -347,7 +347,7 @@ def test_every_setting_of_the_optimizer_changes_the_train_step():
     config_lib.set_by_user(config, small)
     config_lib.set_by_user(config, dict(changes))
     settings = config_lib.resolve(config)
-    program = program_lib.make_program(settings)
+    program = program_lib.make_program(settings, jax.devices()[:1])
     batch = settings.task_module.abstract_batch(settings.task, 4)
     rows = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), batch
