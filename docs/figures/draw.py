@@ -241,7 +241,7 @@ def cache_bytes(name: str, file: str, num_tokens: int) -> None:
 
 def board(name: str, entry: str) -> None:
   """Draws a hard puzzle loop by loop, as a picture that moves."""
-  inspector = load.load(pathlib.Path(f"zoo:{entry}"))
+  inspector = load.load(pathlib.Path(f"zoo:{entry}"), num_loops=24)
   found, size = inspector.random(0, "hard"), inspector.facts["boxRows"] ** 2
   given = [c != "." for c in found["prompt"]]
   digits = [

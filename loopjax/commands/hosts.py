@@ -5,6 +5,7 @@ sites could read its answers.
 """
 
 import argparse
+import contextlib
 import re
 import socket
 from collections.abc import Collection
@@ -14,10 +15,14 @@ from loopjax.errors import UserError
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds --port and --allowed_hosts."""
+PORT = 8000
+
+
+def add_flags(parser: argparse.ArgumentParser, port: int | None = PORT) -> None:
+  """Adds --port, with this default, and --allowed_hosts."""
+  default = PORT if port else f"{PORT} or the next free one"
   parser.add_argument(
-    "--port", type=int, default=8000, help="port; 0 for a free one [8000]"
+    "--port", type=int, default=port, help=f"0 for any free port [{default}]"
   )
   parser.add_argument(
     "--allowed_hosts",
@@ -61,6 +66,14 @@ def bind(host: str, port: int) -> socket.socket:
     return socket.create_server((host.strip("[]"), port), family=family)
   except OSError as error:
     raise UserError(f"--port={port} at {host}: {error}") from error
+
+
+def bind_next(host: str) -> socket.socket:
+  """A socket bound to PORT or to one of the next few that are free."""
+  for port in range(PORT, PORT + 20):
+    with contextlib.suppress(UserError):
+      return bind(host, port)
+  return bind(host, 0)
 
 
 def refusal(host: str, names: Collection[str]) -> str:

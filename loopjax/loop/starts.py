@@ -202,10 +202,10 @@ def values(
     model and the task support, "S/by=any", the best of all starts (pass@N), and
     "S/starts=n", what `starts.answer` chooses from the first n starts only.
   """
-  keys = keys_lib.by_content(jax.random.key(starts.seed), batch["inputs"])
 
   def one(_: None, number: Array) -> tuple[None, Any]:
-    model, output, scores = run(_folded(keys, number))
+    keys = keys_of(starts.seed, batch["inputs"], number)
+    model, output, scores = run(keys)
     return None, (scores, _measured(model, output, batch, starts.check))
 
   _, (scores, answers) = jax.lax.scan(one, None, jnp.arange(starts.num))
@@ -257,6 +257,11 @@ def at(values: Mapping[str, Any], start: Array) -> dict[str, Any]:
   """Of values [N, B] by name those of one start of each example, [B]."""
   rows = jnp.arange(len(start))
   return jax.tree.map(lambda x: x[start, rows], dict(values))
+
+
+def keys_of(seed: int, inputs: Array, number: Array) -> Array:
+  """A key for each row of tokens, [B], of the start with this number."""
+  return _folded(keys_lib.by_content(jax.random.key(seed), inputs), number)
 
 
 def _folded(keys: Array, number: Array | int) -> Array:

@@ -2,7 +2,11 @@
 
 import argparse
 import contextlib
+import os
 import pathlib
+import sys
+import time
+import webbrowser
 
 from loopjax import checks
 from loopjax.commands import hosts
@@ -49,7 +53,10 @@ def main(argv: list[str] | None = None) -> int:
     type=pathlib.Path,
     help="write the page to this file instead of serving it",
   )
-  hosts.add_flags(parser)
+  parser.add_argument(
+    "--no_browser", action="store_true", help="do not open the page"
+  )
+  hosts.add_flags(parser, port=None)
   options = parser.parse_args(argv)
   _play(options)
   return 0
@@ -58,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 def _play(options: argparse.Namespace) -> None:
   if not options.prompt:
     checks.flags_at_least(options, random=1)
-  hosts.check_port(options.port)
+  hosts.check_port(options.port or 0)
   names = [*hosts.LOCAL, *hosts.allowed(options.allowed_hosts)]
   for prompt in options.prompt:
     checks.unicode("--prompt", prompt)
@@ -68,10 +75,18 @@ def _play(options: argparse.Namespace) -> None:
   levels = inspector.facts["levels"] or [""]
 
   def begin() -> list[Inspection]:
-    return [  # One above the middle first, then a harder one.
+    started = time.perf_counter()
+    made = [  # One above the middle first, then a harder one.
       inspector.random(seed, levels[(len(levels) // 2 + seed) % len(levels)])
       for seed in range(options.random)
     ]
+    seconds = time.perf_counter() - started
+    if not options.export:
+      print(
+        f"first answers after {seconds:.1f} s, most of it compilation",
+        flush=True,
+      )
+    return made
 
   if options.export:
     text = page.make(inspector, found or begin(), served=False)
@@ -88,14 +103,27 @@ def _play(options: argparse.Namespace) -> None:
       f"serving the page needs the package {error.name}; install it with pip"
       " install 'loopjax[serve]', or write the page with --export=FILE"
     ) from error
-  with (
-    contextlib.closing(hosts.bind(_HOST, options.port)) as listener,
-    contextlib.suppress(KeyboardInterrupt),
-  ):
-    print(f"http://{_HOST}:{listener.getsockname()[1]}", flush=True)
+  listener = (
+    hosts.bind_next(_HOST)
+    if options.port is None
+    else hosts.bind(_HOST, options.port)
+  )
+  with contextlib.closing(listener), contextlib.suppress(KeyboardInterrupt):
+    address = f"http://{_HOST}:{listener.getsockname()[1]}"
+    print(address, flush=True)
+    if not options.no_browser and _has_display():
+      # Its request waits until the server is up.
+      webbrowser.open_new_tab(address)
     app = server.make(inspector, found, begin, names)
     config = uvicorn.Config(app, log_level="warning", lifespan="off")
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _has_display() -> bool:
+  """Whether a browser could show a page; not one of a remote terminal."""
+  return sys.platform in ("darwin", "win32") or bool(
+    os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+  )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,13 @@ def load(
   num_loops: int | None = None,
   checkpoint: int | None = None,
 ) -> Inspector:
-  """Reads a run; by default the loops of its evaluation, the newest checkpoint.
+  """Reads a run; by default its newest checkpoint.
+
+  Args:
+    workdir: its work directory.
+    num_loops: by default those of its evaluation, and for puzzles at least
+      twice those of training.
+    checkpoint: a step.
 
   Raises:
     UserError: there is no such run or checkpoint, the page has no view of its
@@ -36,7 +42,11 @@ def load(
       f"{workdir}: task.name={task!r} has no view; expected one of"
       f" {', '.join(VIEWS)}"
     )
-  loops = settings.eval_loops if num_loops is None else num_loops
+  loops = num_loops
+  if loops is None:
+    loops = settings.eval_loops
+    if task == "sudoku":  # More loops than in training solve more puzzles.
+      loops = max(loops, 2 * settings.model.num_loops)
   if loops < 1:
     raise UserError(f"--num_loops={loops} must be at least 1")
   config_lib.check_loops(settings, loops, f"--num_loops={loops}")

@@ -37,12 +37,15 @@ class Inspector(NamedTuple):
       invalid prompt.
     random: function from a seed and one of the facts' "levels", "" if there are
       none, to the `Inspection` of a random prompt.
+    again: function from a prompt and the number of a start, from 1 on, to the
+      `Inspection` of that noisy start; None if the view shows none.
   """
 
   view: str
   facts: dict[str, Any]
   inspect: Callable[[str], Inspection]
   random: Callable[[int, str], Inspection]
+  again: Callable[[str, int], Inspection] | None = None
 
 
 def facts(

@@ -14,6 +14,7 @@ from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import generator, solver
 from loopjax.data.sudoku import task as sudoku_task
 from loopjax.errors import UserError
+from loopjax.loop import starts
 from loopjax.play.page import Inspection, Inspector, Source, facts
 from loopjax.saved import trained
 
@@ -23,6 +24,7 @@ _MORE = ("weight", "attention")
 # Difficulties, and their places among random puzzles in order of difficulty.
 LEVELS = {"easy": 0.1, "medium": 0.4, "hard": 0.75, "hardest": 0.97}
 _DRAWN = 32
+_NOISE = 0.4  # Of a start; chosen on validation puzzles for zoo:sudoku_nine.
 # Nodes of a search for solutions: under a second. The page waits for it.
 _MAX_NODES = 2**19
 
@@ -44,14 +46,36 @@ def load(source: Source) -> Inspector:
   run = trained.read(source.workdir, source.checkpoint)
   more = tuple(x for x in _MORE if x in settings.family.traces)
 
-  @jax.jit
-  def forward(params, inputs):
-    model = nnx.merge(run.graphdef, params)
-    return model(inputs, num_loops=source.loops, trace=(*TRACES, *more))
-
-  inspect = functools.partial(
-    _inspect, board, functools.partial(forward, run.params)
+  drawn = starts.Starts(
+    num=1,
+    noise=settings.eval.start_noise or _NOISE,
+    answer="confidence",
+    seed=settings.run.seed,
+    draws_state=bool(
+      settings.family.draws_state
+      and settings.family.draws_state(settings.model)
+    ),
+    check=None,
+    headline=(),
   )
+
+  @functools.partial(jax.jit, static_argnames="noisy")
+  def forward(params, inputs, number, noisy):
+    model, begun = nnx.merge(run.graphdef, params), {}
+    if noisy:
+      keys = starts.keys_of(drawn.seed, inputs, number)
+      begun = starts.begin(model, keys, drawn)
+    trace = (*TRACES, *more)
+    return model(inputs, num_loops=source.loops, trace=trace, **begun)
+
+  def again(puzzle: str, number: int) -> Inspection:
+    return _inspect(
+      board, lambda x: forward(run.params, x, number, number > 0), puzzle
+    )
+
+  def inspect(puzzle: str) -> Inspection:
+    return again(puzzle, 0)
+
   return Inspector(
     view="puzzle",
     facts=facts(
@@ -66,6 +90,7 @@ def load(source: Source) -> Inspector:
     ),
     inspect=inspect,
     random=lambda seed, level: inspect(random_puzzle(board, seed, level)),
+    again=again,
   )
 
 
@@ -114,7 +139,8 @@ def _inspect(
   Returns:
     "prompt" and "solution" in characters, "" unless there is exactly one;
     "solutions", how many there are, in words; "guesses", how many wrong ones
-    the solver needs;
+    the solver needs; "confidence", by which `eval.answer=confidence` chooses
+    among starts: log-probability of the output's digits, summed;
     "digits" [K + 1][cells] and "certain" (probability in percent), of every
     loop and of the output; if the model has it, "halted", the loop at which
     each token stops, memory first, [S], and "attention", of queries to keys,
@@ -149,6 +175,7 @@ def _inspect(
       1: "one solution",
     }.get(number, "several solutions"),
     "guesses": int(solved.guesses[0]),
+    "confidence": round(float(np.sum(np.log(certain[-1]))), 3),
     "digits": [(row - 1).tolist() for row in digits],
     "certain": [np.rint(100 * row).astype(int).tolist() for row in certain],
     **found,

@@ -1,6 +1,7 @@
 """The page's local web server."""
 
 import functools
+import re
 import secrets
 import threading
 import urllib.parse
@@ -52,9 +53,10 @@ def make(
 
   GET / returns the page; GET /begin the initial inspections, if the page has
   none; POST /think, with the prompt as its body, an Inspection as JSON, or
-  status 400 and "error" for an invalid prompt; GET /random?level=... the
-  inspection of a random prompt of this difficulty, one of the facts' "levels"
-  if there are any; GET /export?prompt=... the page of that prompt as a file.
+  status 400 and "error" for an invalid prompt; POST /think?start=N the same
+  from a noisy start; GET /random?level=... the inspection of a random prompt of
+  this difficulty, one of the facts' "levels" if there are any; GET
+  /export?prompt=... the page of that prompt as a file.
   The last 256 random prompts that were shown are not parsed again: their texts
   may stand for other tokens. An inspector serves one request at a time.
 
@@ -68,8 +70,10 @@ def make(
   shown = {inspection["prompt"]: inspection for inspection in inspections}
   one_at_a_time = threading.Lock()  # An inspector's engine has one caller.
 
-  def inspection_of(prompt: str) -> Inspection:
+  def inspection_of(prompt: str, start: str = "") -> Inspection:
     with one_at_a_time:
+      if start:
+        return _from_start(inspector, prompt, start)
       return shown.get(prompt) or inspector.inspect(prompt)
 
   def home(request: Request) -> Response:
@@ -93,7 +97,9 @@ def make(
     except UnicodeDecodeError:
       return _refusal(UserError("the prompt is not UTF-8"))
     try:
-      return JSONResponse(await run_in_threadpool(inspection_of, prompt))
+      start = request.query_params.get("start", "")
+      found = await run_in_threadpool(inspection_of, prompt, start)
+      return JSONResponse(found)
     except UserError as error:
       return _refusal(error)
 
@@ -114,13 +120,7 @@ def make(
       inspection = inspection_of(request.query_params.get("prompt", ""))
     except UserError as error:
       return _refusal(error)
-    # Headers hold ASCII; a run's name may have other characters and spaces.
-    run = urllib.parse.quote(inspector.facts["run"], safe="")
-    name = f"attachment; filename*=UTF-8''{run}.html"
-    return HTMLResponse(
-      page.make(inspector, [inspection], served=False),
-      headers={"content-disposition": name},
-    )
+    return _file(inspector, inspection)
 
   return Starlette(
     routes=[
@@ -131,6 +131,24 @@ def make(
       Route("/export", export),
     ],
     middleware=[Middleware(_KnownHosts, hosts=hosts)],
+  )
+
+
+def _from_start(inspector: Inspector, prompt: str, start: str) -> Inspection:
+  """The inspection from a noisy start, given as in the address."""
+  if not (inspector.again and re.fullmatch(r"[1-9]\d{0,8}", start)):
+    raise UserError(f"start={start!r} is not a start of this page")
+  return inspector.again(prompt, int(start))
+
+
+def _file(inspector: Inspector, inspection: Inspection) -> Response:
+  """The page of an inspection, for download."""
+  # Headers hold ASCII; a run's name may have other characters and spaces.
+  run = urllib.parse.quote(inspector.facts["run"], safe="")
+  name = f"attachment; filename*=UTF-8''{run}.html"
+  return HTMLResponse(
+    page.make(inspector, [inspection], served=False),
+    headers={"content-disposition": name},
   )
 
 

@@ -222,7 +222,11 @@ def _inspect(
 
   @functools.cache
   def text_of(token: int) -> str:
-    return token_texts(tokenizer, [token])[0] or "\N{REPLACEMENT CHARACTER}"
+    text = token_texts(tokenizer, [token])[0]
+    if text and "\N{REPLACEMENT CHARACTER}" not in text:
+      return text
+    part = tokenizer.piece(token)  # Of a character, or of no text at all.
+    return f"<0x{part.hex().upper()}>" if part else f"<{token}>"
 
   def pairs(tokens: np.ndarray, probabilities: np.ndarray) -> list[list[Any]]:
     shown = map(text_of, tokens.tolist())

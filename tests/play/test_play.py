@@ -21,6 +21,7 @@ from tests_support import load_config, smoke, untrained
 from loopjax import config as config_lib
 from loopjax import program as program_lib
 from loopjax.analysis import halting
+from loopjax.commands import hosts
 from loopjax.data.sudoku import board as board_lib
 from loopjax.data.sudoku import solver
 from loopjax.errors import UserError
@@ -45,7 +46,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def inspector(workdir):
-  return load.load(workdir)
+  return load.load(workdir, num_loops=LOOPS)
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +104,18 @@ def test_a_model_is_read_without_what_trains_it(workdir, monkeypatch):
 
 
 def test_more_loops_than_trained(workdir):
-  inspector = load.load(workdir, num_loops=2 * LOOPS)
+  """A puzzle's slider goes to twice the loops of training by default."""
+  inspector = load.load(workdir)
   assert len(inspector.inspect(PUZZLE)["digits"]) == 2 * LOOPS + 1
   assert inspector.facts["trainedLoops"] == LOOPS
+
+
+def test_another_start_is_noise_that_its_number_decides(inspector, inspection):
+  first, again, second = (inspector.again(PUZZLE, n) for n in (1, 1, 2))
+  assert first == again
+  paths = [tuple(map(tuple, x["certain"])) for x in (inspection, first, second)]
+  assert len(set(paths)) == 3
+  assert first["prompt"] == PUZZLE and first["confidence"] < 0
 
 
 def test_a_solution_is_told_only_if_there_is_one(inspector, inspection):
@@ -187,6 +197,12 @@ def test_the_server_answers(inspector, inspection, client_of):
     wrong = client.post("/think", content=prompt)
     assert wrong.status_code == 400
     assert message in wrong.json()["error"]
+  started = client.post("/think?start=2", content=PUZZLE).json()
+  assert started == inspector.again(PUZZLE, 2) != inspection
+  for start in ("0", "x", "-1", "1" * 10):
+    wrong = client.post(f"/think?start={start}", content=PUZZLE)
+    assert wrong.status_code == 400
+    assert "is not a start" in wrong.json()["error"]
   assert client.get("/random", params={"level": "easy"}).json()["solution"]
   for query in ("", "?level=none"):
     refused = client.get(f"/random{query}")
@@ -376,6 +392,39 @@ def test_a_page_says_what_it_shows(inspector, tmp_path, browser, trained):
   assert about.endswith(f", {LOOPS} loops{more}")
 
 
+@pytest.mark.parametrize("display", [True, False])
+def test_the_page_is_opened_where_it_can_be_seen(
+  workdir, monkeypatch, capsys, display
+):
+  """On the next free port; a terminal without a display only prints it."""
+  if sys.platform != "linux":
+    pytest.skip("other systems have a display")
+  pytest.importorskip("starlette")
+  for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+    monkeypatch.delenv(name, raising=False)
+  if display:
+    monkeypatch.setenv("DISPLAY", ":0")
+  opened, ports = [], []
+
+  def run(sockets):
+    ports.append(sockets[0].getsockname()[1])
+
+  server = types.SimpleNamespace(
+    Config=lambda app, **options: None,
+    Server=lambda config: types.SimpleNamespace(run=run),
+  )
+  monkeypatch.setitem(sys.modules, "uvicorn", server)
+  monkeypatch.setattr("webbrowser.open_new_tab", opened.append)
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    monkeypatch.setattr(hosts, "PORT", taken.getsockname()[1])
+    assert command.main([str(workdir)]) == 0
+    assert command.main([str(workdir), "--no_browser"]) == 0
+  addresses = capsys.readouterr().out.split()
+  assert addresses == [f"http://127.0.0.1:{port}" for port in ports]
+  assert len(ports) == 2
+  assert opened == addresses[:1] * display
+
+
 def test_a_reader_steps_through_the_loops(inspector, tmp_path, browser):
   """With the keyboard and the mouse, at a phone's width."""
   found = [inspector.random(seed, "hard") for seed in (1, 2)]
@@ -484,6 +533,28 @@ def test_the_chart_of_a_puzzle_without_a_solution_is_its_certainty(
   assert label == "Certainty in percent, mean over blanks, by loop"
 
 
+def test_the_path_of_an_answer_is_below_the_slider(
+  inspector, tmp_path, browser
+):
+  """Changes by loop, when it is final, and givens that contradict."""
+  found = dict(inspector.inspect("11.." + 12 * "."))
+  assert found["solutions"] == "no solution"
+  rows = [2, 3, 3, 3]  # The digits of all blanks, by loop and in the output.
+  found["digits"] = [[1, 1] + 14 * [digit] for digit in rows]
+  still = {**found, "digits": [[1, 1] + 14 * [d] for d in (2, 3, 4, 4)]}
+  path = tmp_path / "page.html"
+  path.write_text(page.make(inspector, [found, still], served=False))
+  tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
+  tab.goto(path.as_uri())
+  label = tab.locator("#moves").get_attribute("aria-label")
+  assert label == "Blanks that change, by loop: 14, 14, 0"
+  assert "final after loop 2." in tab.locator("#final").inner_text()
+  assert tab.locator("#board .wrong").count() == 2
+  assert "two of the given 1s" in tab.locator("#status").inner_text()
+  tab.keyboard.press("ArrowDown")
+  assert "still changes some" in tab.locator("#final").inner_text()
+
+
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   """Unless the user prefers reduced motion; its chart has the right values."""
   found = inspector.random(1, "hard")
@@ -547,6 +618,17 @@ def test_a_reader_writes_a_puzzle_on_the_board(
     assert text.input_value() == puzzle
     assert "".join(x or "." for x in cells.all_inner_texts()) == puzzle
 
+  # Three clicks on a page that is busy ask once.
+  tab.evaluate("again = document.getElementById('again')")
+  tab.evaluate("for (let i = 0; i < 3; i++) again.click()")
+  tab.wait_for_function("!asking && thoughts.length === 2")
+  starts = tab.locator("#paths button")
+  assert starts.all_inner_texts()[1].startswith("start 1")
+  assert starts.locator("b").all_inner_texts() == ["answers"]
+  scores = [inspection["confidence"], inspector.again(PUZZLE, 1)["confidence"]]
+  best = starts.nth(int(np.argmax(scores)))
+  assert "answers" in best.inner_text()
+  tab.evaluate("thoughts.pop(); current = 0; turn(0); view.open()")
   assert not pad.first.is_visible()
   tab.keyboard.press("3")  # No cell is selected yet.
   tab.keyboard.press("Tab")  # The page's theme, then the board.

@@ -147,6 +147,16 @@ def test_without_a_gate_a_readout_is_a_run_of_so_many_loops(runs):
 
 
 @pytest.mark.long
+def test_candidates_are_legible(gated):
+  """Of bytes that are no text alone, their number."""
+  shown = {
+    text for c in gated["candidates"] for place in c for text, _ in place
+  }
+  assert any(text.startswith("<0x") for text in shown)
+  assert not any("\ufffd" in text for text in shown)
+
+
+@pytest.mark.long
 def test_a_text_of_its_own_is_of_its_seed(inspectors):
   random = inspectors["looped"].random
   assert random(1, "") == random(1, "") != random(2, "")
