@@ -8,6 +8,9 @@ files they speak of; the first page is docs/index.md.
 
 import re
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 import loopjax
 
 project = "loopjax"
@@ -35,7 +38,8 @@ include_patterns = [
 exclude_patterns = ["docs/_templates"]
 templates_path = ["_templates"]
 
-# Notebooks have formulas.
+# Notebooks have formulas, which browsers set themselves: no script is fetched.
+html_math_renderer = "mathml"
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # Their outputs are in them.
@@ -95,8 +99,19 @@ def _in_place(app, pagename, templatename, context, doctree):
     context["body"] = re.sub(link, "", context["body"])
 
 
+def _mathml(display):
+  """What writes a formula."""
+
+  def visit(writer, node):
+    writer.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+  return visit, None
+
+
 def setup(app):
   """Connects the functions to Sphinx."""
+  app.add_html_math_renderer("mathml", _mathml("inline"), _mathml("block"))
   app.connect("html-page-context", _in_place)
   app.connect("autodoc-process-docstring", _plain, priority=0)
   app.connect("autodoc-skip-member", _skip)

@@ -401,7 +401,13 @@ def test_every_page_of_the_site_is_in_its_contents():
 )
 def test_the_site_builds_without_a_warning(builder, tmp_path):
   """ "dummy" reads and resolves all pages, and writes none."""
-  for package in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
+  for package in (
+    "sphinx",
+    "myst_nb",
+    "furo",
+    "sphinx_copybutton",
+    "latex2mathml",
+  ):
     pytest.importorskip(package)
   build = ["-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
   done = subprocess.run(
