@@ -126,13 +126,9 @@ class Carried(NamedTuple):
   Attributes:
     by_example: pytree of arrays [B, ...] over the global batch; row b is passed
       to row b of the next batch.
-    shared: pytree of floating-point arrays without a batch dimension. All
-      microbatches and copies of the model start a step from the same arrays,
-      and the mean of their results is passed on.
   """
 
   by_example: Any = ()
-  shared: Any = ()
 
 
 class TokenScores(NamedTuple):

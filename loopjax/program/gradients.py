@@ -57,15 +57,14 @@ def gradients(
   weights = batch["weights"]
   examples = (
     {**batch, "row": jnp.arange(len(weights), dtype=jnp.int32)},
-    carried.by_example,
+    carried,
   )
   mean_weight = jnp.mean(weights.astype(jnp.float32))
 
   def run(examples: Any, others: Any) -> tuple[Any, Any]:
-    """(state carried by example, (gradients, shared state, metrics))."""
-    params, frozen, shared, mean_weight, constants, rounded = others
-    batch, by_example = examples
-    before = Carried(by_example, shared)
+    """(carried state, (gradients, metrics))."""
+    params, frozen, mean_weight, constants, rounded = others
+    batch, before = examples
     batch = {**batch, "mean_weight": mean_weight, "carried": before}
 
     def loss(params: Any) -> Any:
@@ -76,17 +75,17 @@ def gradients(
     after = metrics.pop("carried", Carried())
     structure: Any = jax.tree.structure(after)
     assert structure == jax.tree.structure(before)
-    return after.by_example, (grads, after.shared, metrics)
+    return after, (grads, metrics)
 
-  others = (*params, carried.shared, mean_weight, constants)
-  specs = (layout.params, layout.frozen, P(), P(), P())
-  by_example, (grads, shared, metrics) = data_parallel(
+  others = (*params, mean_weight, constants)
+  specs = (layout.params, layout.frozen, P(), P())
+  carried, (grads, metrics) = data_parallel(
     _once(_accumulated(run, num_microbatches), specs, layout),
     specs,
     layout.params,
     allowed=layout.gather == "step",
   )(examples, others)
-  return metrics, Carried(by_example, shared), grads
+  return metrics, carried, grads
 
 
 def _once(function: Any, specs: Any, layout: Layout) -> Any:
@@ -129,7 +128,7 @@ def _accumulated(run: Any, num_parts: int) -> Any:
 
   def over_parts(examples, others):
     def body(total, part):
-      by_example, (grads, *means) = run(part, others)
+      by_example, (grads, means) = run(part, others)
       return jax.tree.map(jnp.add, total, grads), (by_example, means)
 
     total, (by_example, means) = jax.lax.scan(
@@ -139,7 +138,7 @@ def _accumulated(run: Any, num_parts: int) -> Any:
     )
     grads = jax.tree.map(lambda x: x / num_parts, total)
     means = jax.tree.map(lambda x: jnp.mean(x, axis=0), means)
-    return jax.tree.map(joined, by_example), (grads, *means)
+    return jax.tree.map(joined, by_example), (grads, means)
 
   return over_parts
 
@@ -175,17 +174,17 @@ def data_parallel(
     return function
 
   def averaged(examples: Any, others: Any) -> tuple[Any, Any]:
-    by_example, (gradients, *means) = function(examples, others)
+    by_example, (gradients, means) = function(examples, others)
     splits = jax.tree.broadcast(gradient_specs, gradients)
     gradients = jax.tree.map(_mean, gradients, splits)
     means = jax.lax.pmean(means, sharding.BATCH_AXES)
-    return by_example, (gradients, *means)
+    return by_example, (gradients, means)
 
   split = P(sharding.BATCH_AXES)
   return jax.shard_map(
     averaged,
     in_specs=(split, specs),
-    out_specs=(split, (gradient_specs, P(), P())),
+    out_specs=(split, (gradient_specs, P())),
     axis_names=set(axes),
     check_vma=False,
   )

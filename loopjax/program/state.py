@@ -125,11 +125,8 @@ def state_shardings(
     ),
     key=replicated,
     bad=jax.tree.map(lambda _: replicated, shapes.bad),
-    carried=Carried(
-      jax.tree.map(
-        lambda _: sharding.batch_sharding(mesh), shapes.carried.by_example
-      ),
-      jax.tree.map(lambda _: replicated, shapes.carried.shared),
+    carried=jax.tree.map(
+      lambda _: sharding.batch_sharding(mesh), shapes.carried
     ),
     base=base,
   )

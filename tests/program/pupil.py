@@ -47,8 +47,7 @@ def init_carried(config, spec, batch_size):
     by_example={
       "answer": answers / spec.vocab_size,
       "age": jnp.arange(batch_size),
-    },
-    shared={"mean": jnp.zeros(spec.vocab_size)},
+    }
   )
 
 
@@ -69,7 +68,6 @@ def loss(model, batch, key, step, teacher):
   total = token_losses.weighted_mean(
     distance, batch["weights"], batch["mean_weight"]
   )
-  total += jnp.mean((jnp.mean(own, axis=(0, 1)) - carried.shared["mean"]) ** 2)
   teacher_loss = token_losses.weighted_mean(
     token_losses.token_cross_entropy(taught, batch["targets"]),
     batch["weights"],
@@ -79,8 +77,7 @@ def loss(model, batch, key, step, teacher):
     by_example={
       "answer": (old + own) / 2,
       "age": carried.by_example["age"] + 1,
-    },  # fmt: skip
-    shared={"mean": jnp.mean(own, axis=(0, 1))},
+    }
   )
   return total, {"teacher_loss": teacher_loss, "carried": after}
 

@@ -139,14 +139,14 @@ def test_gradients_are_means_over_all_devices(sizes):
     del others
     row = jnp.mean(examples, axis=0)  # Over a device's own examples.
     grads = {"split": row.reshape(2, 4), "whole": row[:3]}
-    return examples, (grads, {}, {"loss": row[3]})
+    return examples, (grads, {"loss": row[3]})
 
   examples = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
   run = build.on_mesh(
     mesh, lambda *x: gradients.data_parallel(gradient, gradient_specs=specs)(*x)
   )
   placed = sharding.put_batch(mesh, examples, 8)
-  by_example, (found, _, metrics) = jax.jit(run)(placed, {})
+  by_example, (found, metrics) = jax.jit(run)(placed, {})
   expected = examples.mean(axis=0)
   np.testing.assert_array_equal(by_example, examples)
   for got, want in (
