@@ -5,23 +5,11 @@ the model; its newest checkpoint holds the parameters; their average is used if
 the run keeps one.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from loopjax import config as config_lib
 from loopjax.errors import UserError, local_path
 from loopjax.run.checkpoints import restore
-
-
-class TeacherParams(NamedTuple):
-  """The parameters of a frozen teacher, and where they are from.
-
-  Attributes:
-    params: the teacher's parameters, nested dict; {} without a teacher.
-    step: step of the teacher's checkpoint; None without a teacher.
-  """
-
-  params: Any
-  step: int | None
 
 
 def read(settings: config_lib.Settings) -> config_lib.Settings | None:
@@ -46,15 +34,16 @@ def read(settings: config_lib.Settings) -> config_lib.Settings | None:
 
 def load(
   settings: config_lib.Settings, abstract_teacher: Any, step: int | None
-) -> TeacherParams:
-  """The teacher's parameters, sharded over the mesh."""
+) -> tuple[int | None, Any]:
+  """The step and the parameters of a checkpoint; (None, {}) without a teacher.
+
+  The step is given if the run began with it, as the teacher's run may have
+  continued since; None stands for the newest.
+  """
   if not abstract_teacher:
-    return TeacherParams({}, None)
+    return None, {}
   source = local_path(settings.run.teacher)
-  step, params = restore.chosen_params(
-    source, step, abstract_teacher, _label(settings)
-  )
-  return TeacherParams(params, step)
+  return restore.chosen_params(source, step, abstract_teacher, _label(settings))
 
 
 def _label(settings: config_lib.Settings) -> str:

@@ -310,7 +310,7 @@ def _begin(
   earlier = {name: meta.get(name, value) for name, value in current.items()}
   examples = meta["batches"] * earlier["batch_size"]
   changes = [] if current == earlier else [{"step": int(state.step), **earlier}]
-  teacher = teacher_lib.load(
+  teacher_step, teacher = teacher_lib.load(
     settings, program.abstract_teacher, meta.get("teacher_step")
   )
   meta = {
@@ -319,9 +319,9 @@ def _begin(
     "batches": -(-examples // options.batch_size),
     "extended": [*meta.get("extended", []), *changes],
     "data": data,
-    "teacher_step": teacher.step,
+    "teacher_step": teacher_step,
   }
-  return state, meta, teacher.params
+  return state, meta, teacher
 
 
 def _initial_state(program: program_lib.Program) -> step_lib.TrainState:

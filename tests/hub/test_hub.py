@@ -932,10 +932,10 @@ def test_a_teacher_is_an_imported_run_and_no_folder(tmp_path):
   there = config_lib.of_run(tmp_path / "run", label)
   built = program.make_program(there, jax.devices()[:1])
   named = there._replace(run=there.run.__class__(teacher=str(tmp_path / "run")))
-  found = teacher.load(named, built.abstract_state.params, None)
-  assert found.step == 0
+  step, params = teacher.load(named, built.abstract_state.params, None)
+  assert step == 0
   table = examples.tensors_of("ouro")["model.embed_tokens.weight"]
-  assert np.array_equal(found.params["token_embedding"]["embedding"], table)
+  assert np.array_equal(params["token_embedding"]["embedding"], table)
   with pytest.raises(UserError, match="loopjax.hub import"):
     config_lib.of_run(folder, label)
 

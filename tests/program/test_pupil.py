@@ -61,8 +61,8 @@ def taught(config, devices):
   program = program_lib.make_program(
     settings, devices, teacher_lib.read(settings)
   )
-  loaded = teacher_lib.load(settings, program.abstract_teacher, None)
-  return program, loaded.params
+  _, params = teacher_lib.load(settings, program.abstract_teacher, None)
+  return program, params
 
 
 def steps(config, devices, num_steps=3):
