@@ -28,6 +28,8 @@ def parser() -> command_line.ConfigParser:
 def main(argv: Sequence[str] | None = None) -> int:
   """Describes a config; returns the exit status."""
   options = parser().parse_config(argv)
+  if options.workdir:
+    raise UserError("--workdir has no effect: nothing is written")
   if options.config is None:
     raise UserError("--config=FILE is missing; loopjax --list shows them")
   from loopjax.commands import describe  # Takes long: not to check flags.

@@ -303,6 +303,7 @@ def test_describe_prints_json_and_trains_nothing(tmp_path, capsys):
   flags = f"--config={ROOT}/configs/sudoku_utm.py:paper", "--json"
   assert command(describe.main, *flags, directory=tmp_path) == 0
   assert not [*tmp_path.iterdir()]
+  assert command(describe.main, flags[0], "--workdir=a") == 2
   described = json.loads(capsys.readouterr().out)
   assert described["parameters"] == 3_177_612
   assert described["config"]["model"]["name"] == "utm"
