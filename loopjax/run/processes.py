@@ -54,6 +54,7 @@ def start(
   process_id: int | None = None,
 ) -> None:
   """Joins the processes described by flags or environment, if any.
+
   Must run before JAX touches a device. `distributed` detects them from the
   machine.
   """
