@@ -257,12 +257,12 @@ def _end_alone(error: Exception) -> NoReturn:
   from loopjax.run import processes
 
   reason, process = one_line(error, 300), f"process {jax.process_index()}"
-  if processes.is_loss(error):
-    line, status = f"another process was lost: {reason}", ExitStatus.LOST
-  elif isinstance(error, UserError):
+  if isinstance(error, UserError):
     line, status = f"{process}: {reason}", ExitStatus.MISTAKE
-  elif _is_out_of_memory(error):
+  elif _is_out_of_memory(error):  # Also of what exchanges data.
     line, status = f"{process}: {_too_little_memory(error)}", ExitStatus.FAILED
+  elif processes.is_loss(error):
+    line, status = f"another process was lost: {reason}", ExitStatus.LOST
   else:
     traceback.print_exception(error)
     line, status = f"{process} failed: {reason}", ExitStatus.FAILED

@@ -450,7 +450,11 @@ def test_other_errors_of_the_system_are_our_own():
       True,
     ),
     (jax.errors.JaxRuntimeError("INTERNAL: ptxas failed"), 1, False),
-    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"), 1, False),
+    (
+      jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: NCCL: no memory"),
+      1,
+      False,
+    ),
     (errors.UserError("file.txt, line 3: no number"), 2, False),
     (ZeroDivisionError("by zero"), 1, False),
   ],
