@@ -25,8 +25,8 @@ _TESTED = {"jax": ("0.10.2", "0.13"), "flax": ("0.12.8", "0.13")}
 
 # The interface for Python programs; see `loopjax.library`.
 _LIBRARY = (
-  "Model", "build", "check_family", "datasets", "load", "loss", "run_sweep",
-  "save", "table",
+  "Model", "build", "check_family", "datasets", "dynamics", "load", "loss",
+  "run_sweep", "save", "table",
 )  # fmt: skip
 # Config files and programs of users import these from here.
 _ELSEWHERE = {

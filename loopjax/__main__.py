@@ -21,6 +21,7 @@ With a RUN, a work directory or zoo:NAME:
   report, table, play           HTML page, table of runs, loop by loop
   generate, serve               text in the terminal, or over HTTP
   score                         scores on its own task
+  dynamics                      does its state settle? do more loops help?
   analysis, hub                 states of multi-hop runs; import and export
 No run needed: fit (does a config fit a machine you do not have?)"""
 
@@ -34,6 +35,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
   "table": ("loopjax.report.table",),
   "fit": ("loopjax.fit.__main__",),
   "analysis": ("loopjax.analysis.multihop.__main__",),
+  "dynamics": ("loopjax.library.dynamics",),
   "generate": ("loopjax.generate.__main__",),
   "hub": ("loopjax.hub.__main__",),
   "serve": ("loopjax.serve.__main__",),

@@ -1,12 +1,13 @@
 """From Python: `loopjax.load`, `build`, `loss`, `save`, `datasets`.
 
-`run_sweep` and `table` are about many runs.
+`dynamics` is about a model's loops, `run_sweep` and `table` about many runs.
 
 A `Model` is a pytree whose leaves are its parameters: `jax.grad`, `jax.vmap`,
 `jax.tree` and Optax accept it. Everything here calls the same functions as the
 commands; `docs/library.md` is the tutorial.
 """
 
+from loopjax.library.dynamics import dynamics as dynamics
 from loopjax.library.functions import build as build
 from loopjax.library.functions import check_family as check_family
 from loopjax.library.functions import datasets as datasets

@@ -264,5 +264,7 @@ def test_the_copied_family_is_a_language_model(copied):
   for end in range(3, 6):
     ids[0, end] = np.argmax(model.logits(ids)[0, end - 1, :256])
   assert text == bytes(ids[0, 3:].tolist()).decode(errors="replace")
+  found = loopjax.dynamics(model, ids, num_loops=4)  # Without more code.
+  assert len(found.loops) == 4 and len(found.positions) == 6
   again = loopjax.load("runs/mine")
   np.testing.assert_array_equal(again.logits(ids), model.logits(ids))
