@@ -170,7 +170,7 @@ def run(path, thinker, data, view, num_starts, certain=np.inf):
     with open(path.with_suffix(".tmp"), "wb") as file:
       np.savez(file, **state)
     path.with_suffix(".tmp").rename(path)
-    print(path.stem, done + count, len(rows), f"{state['seconds']:.0f} s", flush=True)  # fmt: skip
+    print(path.stem, done + count, len(rows), state["seconds"], flush=True)
   return state
 
 
@@ -301,18 +301,25 @@ def report(out: pathlib.Path):
   for path in sorted(out.glob("*.npz")):
     state = dict(np.load(path))
     starts, num = state["right"].shape
-    print(f"\n{path.stem}: {num} puzzles, {starts} starts, {state['seconds']:.0f} s")  # fmt: skip
+    ran = ~np.isnan(state["confidence"])
+    print(f"\n{path.stem}: {num} puzzles, {state['seconds']:.0f} s")
     counts = [2**i for i in range(12) if 2**i <= starts]
-    print("by confidence ", [f"{n}: {solved(state, n).mean():.4f}" for n in counts])  # fmt: skip
-    print("any           ", [f"{n}: {state['right'][:n].any(0).mean():.4f}" for n in counts])  # fmt: skip
-    if not np.isnan(state["confidence"]).any():
-      print("mean of views ", [f"{n}: {state['mean_right'][n - 1].mean():.4f}" for n in counts])  # fmt: skip
-      print("majority      ", [f"{n}: {majority(state, n).mean():.4f}" for n in counts])  # fmt: skip
+    rows = {
+      "confidence": [solved(state, n) for n in counts],
+      "any": [state["right"][:n].any(0) for n in counts],
+      "starts run": [ran[:n].sum(0) for n in counts],
+    }
+    if ran.all():
+      rows |= {
+        "mean": [state["mean_right"][n - 1] for n in counts],
+        "majority": [majority(state, n) for n in counts],
+      }
       for c in CERTAIN:
-        print(f"certain {c}: right {solved(state, certain=c).mean():.4f}, starts {used(state, certain=c).mean():.1f}")  # fmt: skip
-    else:
-      ran = ~np.isnan(state["confidence"])
-      print("starts run", ran.sum(0).mean(), [f"{n}: {ran[:n].sum(0).mean():.1f}" for n in counts])  # fmt: skip
+        rows[f"certain {c}"] = [solved(state, n, c) for n in counts]
+        rows[f"starts {c}"] = [used(state, n, c) for n in counts]
+    print(f"{'starts':14}", *(f"{n:6}" for n in counts))
+    for name, values in rows.items():
+      print(f"{name:14}", *(f"{np.mean(x):6.3f}" for x in values))
 
 
 def main():

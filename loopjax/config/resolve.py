@@ -79,8 +79,8 @@ def check_config(
 
 # Settings of section eval that change the scores at the end of training.
 _SCORING = (
-  "num_loops", "num_starts", "start_noise", "answer", "execution",
-  "depth_factor", "depth_examples",
+  "num_loops", "num_starts", "start_noise", "answer", "certain",
+  "execution", "depth_factor", "depth_examples",
 )  # fmt: skip
 
 

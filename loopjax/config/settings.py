@@ -110,6 +110,8 @@ class Eval:
       summed log-probability of its answer, or the smallest "residual", the
       change of the state in the last three loops; the "majority"'s; the one
       whose "halting" head is the surest; or one that passes the task's "check".
+    certain: probability of an answer after which an example gets no further
+      start; 0 for all starts.
     execution: how the loop is executed: "scan", or "while", which stops when
       every token has halted, in models that halt.
     split: the split that `loopjax score` scores: "test", or "validation" for
@@ -128,6 +130,7 @@ class Eval:
   num_starts: int = checks.setting(1, least=1)
   start_noise: float = checks.setting(0.0, least=0)
   answer: str = "confidence"
+  certain: float = checks.setting(0.0, within="[0, 1]")
   execution: str = "scan"
   split: str = "test"
   checkpoint: str = "newest"
@@ -144,7 +147,9 @@ class Eval:
       split=("validation", "test"),
     )
     if self.num_starts == 1:
-      checks.without_effect("eval", self, "num_starts", "answer")
+      checks.without_effect(
+        "eval", self, "num_starts", "start_noise", "answer", "certain"
+      )
     if not self.every:
       checks.without_effect("eval", self, "every", "num_examples")
     if not self.depth_factor:

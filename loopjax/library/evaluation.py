@@ -52,6 +52,7 @@ def evaluate(
   num_starts: int | None = None,
   start_noise: float | None = None,
   answer: str | None = None,
+  certain: float | None = None,
   per_example: bool = False,
   **settings: Any,
 ) -> dict[str, Any]:
@@ -61,8 +62,9 @@ def evaluate(
     dataset: "validation" or "test", the model's own; or such a split of
       `loopjax.datasets`, or a slice of it.
     num_loops: number of loops; as in evaluation if None.
-    num_starts, start_noise, answer: several starts of each example, and which
-      one answers, as in section eval of a config; the model's own if None.
+    num_starts, start_noise, answer, certain: several starts of each example,
+      which one answers, and when no more are needed, as in section eval of a
+      config; the model's own if None.
     per_example: whether to return columns of a table, with a row per example,
       instead of means.
     settings: of the task, with which a split of the model's own is made, such
@@ -79,6 +81,7 @@ def evaluate(
   here, whole = model.about.settings, ""
   starts = {
     "num_starts": num_starts, "start_noise": start_noise, "answer": answer,
+    "certain": certain,
   }  # fmt: skip
   options = dataclasses.replace(
     here.eval,

@@ -8,11 +8,13 @@ by more loops). Draws depend on the seed, the example's tokens and the number of
 the start, not on the batch.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from loopjax.errors import UserError
 from loopjax.losses import tokens as token_losses
@@ -29,7 +31,7 @@ class Starts(NamedTuple):
   """How many starts, and which one answers.
 
   Attributes:
-    num: N.
+    num: N, at most.
     noise: standard deviation of the noise, before its truncation at three, in
       units of the RMS of the row's embedded tokens.
     answer: a name of RULES.
@@ -38,6 +40,7 @@ class Starts(NamedTuple):
     check: the task's check of an answer, or None.
     headline: the scores that are reported by rule and by number of starts;
       larger is better.
+    certain: log-probability of an answer after which no further start is run.
   """
 
   num: int
@@ -47,42 +50,42 @@ class Starts(NamedTuple):
   draws_state: bool
   check: Check | None
   headline: tuple[str, ...]
+  certain: float = math.inf
 
 
 class Answers(NamedTuple):
-  """The answers of N starts of B examples, and what rules read of them.
+  """Answers, and what rules read of them: of B rows or of N starts, [n].
 
   Attributes:
-    predicted: the answers, i32 [N, B, S].
-    counted: which of the S tokens are part of an answer, bool [B, S].
-    confidence: log-probability of these, summed, f32 [N, B].
-    residual: relative change of the state, mean over the last loops, f32
-      [N, B]; None if the model's loops do not record it.
-    margin: of the halting head after the last loop, f32 [N, B], or None.
-    passed: of the task's check, f32 [N, B], or None.
+    predicted: the answers, i32 [n, S].
+    counted: which of the S tokens are part of an answer, bool [n, S].
+    confidence: log-probability of these, summed, f32 [n].
+    residual: relative change of the state, mean over the last loops, f32 [n];
+      None if the model's loops do not record it.
+    margin: of the halting head after the last loop, f32 [n], or None.
+    passed: of the task's check, f32 [n], or None.
   """
 
-  predicted: Array
-  counted: Array
-  confidence: Array
-  residual: Array | None = None
-  margin: Array | None = None
-  passed: Array | None = None
+  predicted: Any
+  counted: Any
+  confidence: Any
+  residual: Any = None
+  margin: Any = None
+  passed: Any = None
 
 
-def _votes(answers: Answers) -> Array:
-  """How many starts give the same whole answer, f32 [N, B]."""
+def _votes(answers: Answers) -> np.ndarray:
+  """How many starts give the same whole answer, i64 [N]."""
+  whole = np.where(answers.counted, answers.predicted, 0)
+  _, which, votes = np.unique(
+    whole, axis=0, return_inverse=True, return_counts=True
+  )
+  return votes[which]
 
-  def votes(one: Array) -> Array:
-    same = (answers.predicted == one[None]) | ~answers.counted[None]
-    return jnp.sum(jnp.all(same, axis=-1), axis=0, dtype=jnp.float32)
 
-  return jax.lax.map(votes, answers.predicted)
-
-
-# What a rule maximizes, f32 [N, B]; None if the answers lack it. The most
-# confident of equal ones answers.
-RULES: dict[str, Callable[[Answers], Array | None]] = {
+# What a rule maximizes, [N]; None if the answers lack it. The most confident of
+# equal ones answers.
+RULES: dict[str, Callable[[Answers], np.ndarray | None]] = {
   "confidence": lambda answers: answers.confidence,
   "residual": lambda answers: (
     None if answers.residual is None else -answers.residual
@@ -103,14 +106,13 @@ def of(settings: Any) -> Starts | None:
     UserError: the model or the task does not support them.
   """
   options, family, task = settings.eval, settings.family, settings.task_module
-  if options.num_starts == 1 and not options.start_noise:
+  if options.num_starts == 1:
     return None
   name, task_name = settings.model_name, settings.plain["task"]["name"]
   if settings.spec.predicts_next and not settings.spec.num_answer_tokens:
     raise UserError(
-      f"eval.num_starts={options.num_starts}, eval.start_noise="
-      f"{options.start_noise}: task.name={task_name!r} has no answers to choose"
-      " from"
+      f"eval.num_starts={options.num_starts}: task.name={task_name!r} has no"
+      " answers to choose from"
     )
   draws_state = bool(family.draws_state and family.draws_state(settings.model))
   if not (draws_state or options.start_noise):
@@ -135,6 +137,7 @@ def of(settings: Any) -> Starts | None:
     draws_state,
     check and (lambda *args: check(settings.task, *args)),
     tuple(task.HEADLINE),
+    math.log(options.certain) if options.certain else math.inf,
   )
 
 
@@ -181,51 +184,80 @@ def begin(model: Any, keys: Array, starts: Starts) -> dict[str, Array]:
   return {"keys": _folded(keys, 1)} if starts.draws_state else {}
 
 
-def values(
-  run: Callable[[Array], tuple[Any, Output, Mapping[str, Any]]],
-  batch: Batch,
-  starts: Starts,
-) -> dict[str, Any]:
-  """The scores of a batch, of the answers that are chosen.
+def keys_of(seed: int, tokens: Array, number: Array) -> Array:
+  """A key for each row of tokens, [B], of the start with this number.
 
-  The starts run one after another, each for the whole batch, in the memory of
-  one evaluation.
+  The number is a scalar, or one for each row.
+  """
+  keys = keys_lib.fold_in(
+    keys_lib.by_content(jax.random.key(seed), tokens), number
+  )
+  assert keys is not None
+  return keys
+
+
+def measured(
+  model: Any, output: Output, batch: Batch, starts: Starts
+) -> Answers:
+  """The answers of a batch of B rows, each from one start."""
+  predicted = token_losses.scores(output, batch["targets"]).predicted
+  if output.hidden is not None:
+    losses = token_losses.read_out(model, output.hidden, predicted).losses
+  else:
+    losses = token_losses.token_cross_entropy(output.logits, predicted)
+  counted = batch["weights"][:, -predicted.shape[1] :] > 0
+  change, margin = (output.trace.get(name) for name in TRACES)
+  return Answers(
+    predicted=predicted,
+    counted=counted,
+    confidence=-jnp.sum(losses * counted, axis=1),
+    residual=None if change is None else jnp.mean(change[-_LAST:], axis=0),
+    margin=None if margin is None else margin[-1],
+    passed=starts.check and starts.check(batch, predicted),
+  )
+
+
+def combined(
+  scores: Mapping[str, Any], answers: Answers, starts: Starts
+) -> dict[str, Any]:
+  """The scores of an example, of the answer that is chosen.
 
   Args:
-    run: the keys of the rows [B] -> (model, output, scores), of one start.
-    batch: the batch.
-    starts: how many starts, and which one answers.
+    scores: of its starts, [N] or (values [N], weights [N]) by name.
+    answers: its starts' answers, in the order of their numbers. Those after the
+      first that is certain do not count.
+    starts: how many starts there may be, and which one answers.
 
   Returns:
-    The scores of the answers chosen by `starts.answer`; and, of several starts,
-    for every score S in `starts.headline` "S/by=RULE" for each rule that the
-    model and the task support, "S/by=any", the best of all starts (pass@N), and
-    "S/starts=n", what `starts.answer` chooses from the first n starts only.
+    The scores of the answer chosen by `starts.answer`, a number or (value,
+    weight) each; for every score S in `starts.headline` "S/by=RULE" for each
+    rule that the model and the task support, "S/by=any", the best of all starts
+    (pass@N), and "S/starts=n", what `starts.answer` chooses from the first n
+    starts only; and, if one can be certain, "starts", how many counted.
   """
-
-  def one(_: None, number: Array) -> tuple[None, Any]:
-    keys = keys_of(starts.seed, batch["inputs"], number)
-    model, output, scores = run(keys)
-    return None, (scores, _measured(model, output, batch, starts.check))
-
-  _, (scores, answers) = jax.lax.scan(one, None, jnp.arange(starts.num))
-  weights = batch["weights"][:, -answers.predicted.shape[2] :]
-  answers = answers._replace(counted=weights > 0)
+  num = num_needed(answers.confidence, starts)
+  answers = first(answers, num)
   found = at(scores, chosen(answers, starts.answer))
-  if starts.num == 1:
-    return found
+  if math.isfinite(starts.certain):
+    found["starts"] = float(num)
   headline = {name: scores[name] for name in starts.headline}
   for rule in supported(answers):
     by_rule = at(headline, chosen(answers, rule))
     found |= {f"{name}/by={rule}": x for name, x in by_rule.items()}
   for name, score in headline.items():
     value = score[0] if isinstance(score, tuple) else score
-    best = at({name: score}, jnp.argmax(value, axis=0))
+    best = at({name: score}, int(np.argmax(value[:num])))
     found[f"{name}/by=any"] = best[name]
-  for num in numbers(starts.num):
-    few = at(headline, chosen(first(answers, num), starts.answer))
-    found |= {f"{name}/starts={num}": x for name, x in few.items()}
+  for few in numbers(starts.num):
+    of_few = at(headline, chosen(first(answers, few), starts.answer))
+    found |= {f"{name}/starts={few}": x for name, x in of_few.items()}
   return found
+
+
+def num_needed(confidence: np.ndarray, starts: Starts) -> int:
+  """The number of starts up to the first that is certain; all if none is."""
+  certain = np.flatnonzero(confidence >= starts.certain)
+  return int(certain[0]) + 1 if len(certain) else len(confidence)
 
 
 def numbers(num: int) -> tuple[int, ...]:
@@ -238,52 +270,23 @@ def supported(answers: Answers) -> list[str]:
   return [name for name, rule in RULES.items() if rule(answers) is not None]
 
 
-def chosen(answers: Answers, rule: str) -> Array:
-  """The number of the start whose answer a rule chooses, i32 [B]."""
+def chosen(answers: Answers, rule: str) -> int:
+  """The number of the start whose answer a rule chooses."""
   value = RULES[rule](answers)
   assert value is not None, rule
-  best = value == jnp.max(value, axis=0, keepdims=True)
-  confidence = jnp.where(best, answers.confidence, -jnp.inf)
-  return jnp.argmax(confidence, axis=0).astype(jnp.int32)
+  confidence = np.where(value == np.max(value), answers.confidence, -np.inf)
+  return int(np.argmax(confidence))
 
 
 def first(answers: Answers, num: int) -> Answers:
   """The answers of the first starts."""
-  counted = answers.counted
-  return jax.tree.map(lambda x: x[:num], answers)._replace(counted=counted)
+  return jax.tree.map(lambda x: x[:num], answers)
 
 
-def at(values: Mapping[str, Any], start: Array) -> dict[str, Any]:
-  """Of values [N, B] by name those of one start of each example, [B]."""
-  rows = jnp.arange(len(start))
-  return jax.tree.map(lambda x: x[start, rows], dict(values))
+def at(values: Mapping[str, Any], start: int) -> dict[str, Any]:
+  """Of values [N] by name those of one start."""
+  return jax.tree.map(lambda x: float(x[start]), dict(values))
 
 
-def keys_of(seed: int, inputs: Array, number: Array) -> Array:
-  """A key for each row of tokens, [B], of the start with this number."""
-  return _folded(keys_lib.by_content(jax.random.key(seed), inputs), number)
-
-
-def _folded(keys: Array, number: Array | int) -> Array:
+def _folded(keys: Array, number: int) -> Array:
   return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-
-
-def _measured(
-  model: Any, output: Output, batch: Batch, check: Check | None
-) -> Answers:
-  """The answers of one start, [B, ...]."""
-  predicted = token_losses.scores(output, batch["targets"]).predicted
-  if output.hidden is not None:
-    losses = token_losses.read_out(model, output.hidden, predicted).losses
-  else:
-    losses = token_losses.token_cross_entropy(output.logits, predicted)
-  weights = batch["weights"][:, -predicted.shape[1] :]
-  change, margin = (output.trace.get(name) for name in TRACES)
-  return Answers(
-    predicted=predicted,
-    counted=jnp.zeros((), bool),  # Of the batch, not of a start.
-    confidence=-jnp.sum(losses * (weights > 0), axis=1),
-    residual=None if change is None else jnp.mean(change[-_LAST:], axis=0),
-    margin=None if margin is None else margin[-1],
-    passed=check and check(batch, predicted),
-  )

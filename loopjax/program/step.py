@@ -12,7 +12,7 @@ from loopjax.loop import starts as starts_lib
 from loopjax.losses import tokens as token_losses
 from loopjax.nn import lora
 from loopjax.program import gradients
-from loopjax.types import Array, Batch, Carried, Metrics, Output
+from loopjax.types import Array, Batch, Carried, Metrics
 
 
 class BadSteps(NamedTuple):
@@ -271,33 +271,34 @@ def eval_step(
 
   Args:
     params: parameters or their average.
-    batch: has "valid" bool [B] and "group/<grouping>" i32 [B] per grouping.
+    batch: has "valid" bool [B] and "group/<grouping>" i32 [B] per grouping; and
+      with starts "start" and "example", i32 [B], the numbers of each row's
+      start and of its example.
     graphdef: the model without its parameters.
     score: the task's `score`.
     num_loops: number of loops to run.
     execution: how the loop runs, see `loop.driver.run_loop`.
     trace: per-loop records that the score uses.
-    starts: several starts, one of which answers; None for a forward pass.
+    starts: how rows start; None for a forward pass.
 
   Returns:
-    "scores": f32 [B], or (values, weights) f32 [B] each, by name; and the
-    batch's "valid" and groups.
+    "scores": f32 [B], or (values, weights) f32 [B] each, by name; the batch's
+    "valid" and groups; and with starts its numbers, and "answers", see
+    `loop.starts.measured`.
   """
-
-  def run(keys: Array | None = None) -> tuple[Any, Output, dict[str, Any]]:
-    model, read = nnx.merge(graphdef, params), model_inputs(batch)
-    if starts and keys is not None:
-      read |= starts_lib.begin(model, keys, starts)
-    output = model(**read, num_loops=num_loops, kind=execution, trace=trace)
-    if output.hidden is not None:  # No logits needed.
-      tokens = token_losses.read_out(model, output.hidden, batch["targets"])
-      output = output._replace(tokens=tokens)
-    return model, output, {**score(output, batch), **output.stats}
-
-  about = {
+  model, read = nnx.merge(graphdef, params), model_inputs(batch)
+  if starts:
+    keys = starts_lib.keys_of(starts.seed, batch["inputs"], batch["start"])
+    read |= starts_lib.begin(model, keys, starts)
+  output = model(**read, num_loops=num_loops, kind=execution, trace=trace)
+  if output.hidden is not None:  # No logits needed.
+    tokens = token_losses.read_out(model, output.hidden, batch["targets"])
+    output = output._replace(tokens=tokens)
+  result: dict[str, Any] = {
     name: array
     for name, array in batch.items()
-    if name == "valid" or name.startswith("group/")
+    if name in ("valid", "start", "example") or name.startswith("group/")
   }
-  scores = starts_lib.values(run, batch, starts) if starts else run()[2]
-  return {**about, "scores": scores}
+  if starts:
+    result["answers"] = starts_lib.measured(model, output, batch, starts)
+  return {**result, "scores": {**score(output, batch), **output.stats}}

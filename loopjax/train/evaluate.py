@@ -1,9 +1,8 @@
 """Scores a model on whole splits."""
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from loopjax.errors import UserError
 from loopjax.loop import starts as starts_lib
 from loopjax.program import step as step_lib
 from loopjax.run import metrics, statistics
+from loopjax.train import breadth
 from loopjax.types import Batch, Dataset, Output
 
 # (params, split, num_examples=0 for all) -> {split: {score: value}}.
@@ -39,8 +39,9 @@ def make_evaluator(
     between_batches: called before every batch; may raise.
 
   Returns:
-    A function (params, split, num_examples=0 for all) -> {split: scores}. If
-    the dataset has a grouping "split", each of its groups is scored instead of
+    A function (params, split, num_examples=0 for all, kept=None) -> {split:
+    scores}; `kept` keeps examples with several starts, see `breadth`. If the
+    dataset has a grouping "split", each of its groups is scored instead of
     the whole, whose score would be meaningless (groups within these are named
     "SPLIT/GROUP"). Scores are the (weighted) mean, standard error and count of
     every score of the task and statistic of the model, overall and by group:
@@ -50,12 +51,14 @@ def make_evaluator(
   eval_fn, batch_size = _step(program), program.settings.eval.batch_size
 
   def evaluate(
-    params: Any, split: str, num_examples: int = 0
+    params: Any,
+    split: str,
+    num_examples: int = 0,
+    kept: breadth.Kept | None = None,
   ) -> dict[str, dict[str, float]]:
     dataset = datasets[split]
-    num_batches = math.ceil(num_examples / batch_size) or None
-    batches = itertools.islice(pipeline.iterate(dataset.batches), num_batches)
-    rows = _scored(program, eval_fn, batches, params, between_batches)
+    batches = dataset.batches[: math.ceil(num_examples / batch_size) or None]
+    rows = _scored(program, eval_fn, batches, params, between_batches, kept)
     return means(rows, dataset.groups, split)
 
   return evaluate
@@ -64,9 +67,9 @@ def make_evaluator(
 def score_examples(
   program: program_lib.Program, dataset: Dataset, params: Any
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Every score of every example of a dataset, see `_weighted`."""
-  batches = pipeline.iterate(dataset.batches)
-  return _weighted(_scored(program, _step(program), batches, params))
+  """Every score of every example that counts, see `_weighted`."""
+  rows = _scored(program, _step(program), dataset.batches, params)
+  return _weighted(jax.tree.map(lambda x: x[rows["valid"]], rows))
 
 
 def columns(
@@ -76,8 +79,7 @@ def columns(
 
   A score is not a number in an example that does not count for it.
   """
-  batches = pipeline.iterate(dataset.batches)
-  rows = _scored(program, _step(program), batches, params)
+  rows = _scored(program, _step(program), dataset.batches, params)
   is_example = rows["valid"] > 0
   return {
     name: np.where(weights > 0, values, np.nan)[is_example]
@@ -91,15 +93,20 @@ def columns(
 def _scored(
   program: program_lib.Program,
   eval_fn: Callable[..., Any],
-  batches: Iterable[Batch],
+  batches: Any,
   params: Any,
   between_batches: Callable[[], None] = lambda: None,
+  kept: breadth.Kept | None = None,
 ) -> dict[str, Any]:
   """The results of `eval_step` on batches, of all examples."""
+  if starts := starts_lib.of(program.settings):
+    return breadth.scored(
+      program, eval_fn, batches, params, starts, between_batches, kept
+    )
   mesh, batch_size = program.mesh, program.settings.eval.batch_size
   found: list[Any] = []
   running: Any = None
-  for batch in batches:
+  for batch in pipeline.iterate(batches):
     between_batches()
     placed = sharding.put_batch(mesh, batch, batch_size)
     last, running = running, eval_fn(params, placed)
@@ -140,11 +147,15 @@ def check(
       minus if lower is better; "" for none.
   """
   batch, params = dataset.batches[0], program.abstract_params
+  if starts := starts_lib.of(program.settings):
+    batch = breadth.with_starts(batch)
   shapes = jax.eval_shape(_step(program), params, batch)
   if not best_metric:
     return
   # As many examples as the most groups, so that every group has one.
   num = max([1, *map(len, dataset.groups.values())])
+  if starts:
+    shapes = breadth.combined(shapes, starts)
   rows = jax.tree.map(lambda _: np.ones(num), shapes)
   for grouping, groups in dataset.groups.items():
     rows[f"group/{grouping}"] = np.arange(num) % len(groups)

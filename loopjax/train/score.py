@@ -28,7 +28,7 @@ from loopjax.run import (
 )
 from loopjax.run import workdir as workdir_lib
 from loopjax.run.checkpoints import integrity, restore
-from loopjax.train import evaluate, procedure
+from loopjax.train import breadth, evaluate, procedure
 from loopjax.train import loop as train_loop
 from loopjax.types import Dataset, TaskSpec
 
@@ -61,10 +61,14 @@ def score_model(
     rows = processes.from_process_0(lambda: workdir_lib.read_metrics(folder))
     step, params = chosen_params(program, source)
     _compare_data(folder, step, settings, dataset)
+    digest = integrity.digest(integrity.record(params))
+    checksums = train_loop.checksums({"": dataset})
+    of = {"parameters": digest, "data": checksums, "config": settings.plain}
+    kept = breadth.Kept(directory / "starts.jsonl", of)
     values: dict[str, float] = {}
     failed: list[str] = []
     try:
-      found = evaluator(params, split)
+      found = evaluator(params, split, kept=kept)
       figures = directory / "figures"
       extras = finish(
         procedure.Scored(program, params, {}, dataset, rows, figures)
@@ -72,6 +76,7 @@ def score_model(
       for part, scores in (*found.items(), *extras.scores.items()):
         values |= metrics.named(part, scores)
       failed, status = extras.failed, "completed"
+      kept.remove()
     except preemption.Preempted:
       status = "preempted"
     summary = {
@@ -79,7 +84,7 @@ def score_model(
       **({"figures_failed": failed} if failed else {}),
       "metrics": values,
       **procedure.run_facts([dataset], params, step, started),
-      "digest": integrity.digest(integrity.record(params)),
+      "digest": digest,
       **environment,
     }
     if status == "completed":  # Otherwise earlier scores remain.
