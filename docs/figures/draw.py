@@ -80,10 +80,10 @@ def more_loops(name: str, file: str) -> None:
 
 
 def more_starts(name: str, file: str) -> None:
-  """Draws the share of puzzles solved over seconds of thinking about each."""
+  """Draws the share of puzzles solved, over seconds and by kind of start."""
   rows = np.array(table(file, "| starts | seconds, 16 loops"), float)
-  figure = draw.new(6.4, 3.2)
-  axes = figure.subplots()
+  figure = draw.new(9.6, 3.2)
+  axes, right = figure.subplots(1, 2, width_ratios=(3, 2))
   for place, (label, seconds, solved) in enumerate(
     (
       ("test, 24 loops", 3, 4),
@@ -121,6 +121,18 @@ def more_starts(name: str, file: str) -> None:
     "",
   )
   axes.legend(frameon=False, fontsize=9, loc="lower right")
+  for place, row in enumerate(table(file, "| 512 test puzzles")):
+    solved = [float(cell.split()[0].strip("*")) for cell in row[1:8]]
+    color = draw.PALETTE[place]
+    right.plot(2 ** np.arange(7), solved, color=color, marker="o", ms=3)
+    right.annotate(
+      row[0], (64, solved[-1]), (-4, (6, -14, 16)[place]), ha="right",
+      textcoords="offset points", fontsize=8, color=color,
+    )  # fmt: skip
+  right.set_xscale("log", base=2)
+  right.set_xticks([1, 4, 16, 64], ["1", "4", "16", "64"])
+  right.set_ylim(0.4, 1.1)
+  draw.tidy(right, "512 of the test puzzles: noise, or views?", "starts", "")
   draw.save(figure, HERE / f"{name}.png")
 
 
