@@ -242,19 +242,20 @@ def _take(
       number and in the order of the starts.
     starts: how many starts there are.
   """
-  touched = {}
+  complete = {}
   for row in np.flatnonzero(result["valid"]):
     number = int(result["example"][row])
     of_row = jax.tree.map(lambda x, row=row: x[row], dict(result))
-    found.setdefault(number, []).append((of_row["scores"], of_row["answers"]))
-    touched[number] = of_row
+    so_far = found.setdefault(number, [])
+    so_far.append((of_row["scores"], of_row["answers"]))
+    sure = of_row["answers"].confidence >= starts.certain
+    if sure or len(so_far) == starts.num:
+      complete[number] = of_row
   finished = {}
-  for number, of_row in touched.items():
-    scores, answers = jax.tree.map(lambda *x: np.stack(x), *found[number])
-    sure = np.any(answers.confidence >= starts.certain)
-    if sure or len(found[number]) == starts.num:
-      del found[number]
-      groups = {k: int(x) for k, x in of_row.items() if k.startswith("group/")}
-      combined = starts_lib.combined(scores, answers, starts)
-      finished[number] = {"valid": True, **groups, "scores": combined}
+  for number, of_row in complete.items():
+    parts = found.pop(number)
+    scores, answers = jax.tree.map(lambda *x: np.stack(x), *parts)
+    groups = {k: int(x) for k, x in of_row.items() if k.startswith("group/")}
+    chosen = starts_lib.combined(scores, answers, starts)
+    finished[number] = {"valid": True, **groups, "scores": chosen}
   return finished

@@ -6,7 +6,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from tests_support import make_datasets, smoke
+from tests_support import make_datasets, refused, smoke
 
 from loopjax import config as config_lib
 from loopjax import program as program_lib
@@ -134,3 +134,13 @@ def test_one_example_fills_a_call_with_its_starts():
   assert sizes == [4, 4]
   run(3)
   assert sizes == [3]
+
+
+def test_the_best_checkpoint_may_be_that_of_a_rule():
+  """Names are known without a call."""
+  evaluation = Evaluation(eval__certain=0.5)
+  validation = make_datasets(evaluation.program.settings)["validation"]
+  for name in ("exact_match/by=any", "exact_match/starts=4", "starts"):
+    evaluate.check(evaluation.program, validation, f"validation/{name}")
+  with refused("is not an evaluation score"):
+    evaluate.check(evaluation.program, validation, "validation/starts=5")
