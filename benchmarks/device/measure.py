@@ -34,12 +34,12 @@ STEPS = {
   "sudoku_utm_512": ("sudoku_utm", "gpu,run.batch_size=512"),
   "lm_melt": ("lm_melt", "gpu,run.batch_size=16"),
   "multihop_disco": ("multihop_disco", "gpu"),
-  "depo_sleep": ("depo_sleep", f"{_SLEEP},loop.execution=scan"),
+  "depo_sleep": ("depo_sleep", _SLEEP),
   "automaton_sleep": ("automaton_sleep", _SLEEP),
   "lm_looped": ("lm_looped", "paper," + _ONE.format(8)),
   "lm_disco": ("lm_disco", "paper," + _ONE.format(4)),
   "lm_adaptive": ("lm_adaptive", "paper"),
-  "depo_sleep_unrolled": ("depo_sleep", _SLEEP),  # Compiles the longest.
+  "depo_sleep_scan": ("depo_sleep", f"{_SLEEP},loop.execution=scan"),
 }
 # Models to decode with, and texts at a time.
 _BYTES = ",task.train_files=made:arithmetic"
