@@ -286,37 +286,42 @@ class Chain:
 def pack(experiment: Experiment, options, limit: int) -> tuple[list, str]:
   """Writes an experiment's work directories to --out, in parts.
 
-  Each has its newest checkpoint, which a run goes on from, unless all would
-  take more than `limit` bytes.
+  Each has its newest checkpoint, which a run continues from, unless these take
+  more than `limit` bytes together.
 
   Returns:
     (parts, what was left out or "").
   """
   paths = [x for x in every_output(experiment, options) if x.exists()]
-  for with_weights in (True, False):
-    parts = Parts(options.out / f"{experiment.name}.tar.gz", options.part)
+  saved = [x for path in paths for x in path.glob("checkpoints/*")]
+  saved = [x for x in saved if x.name.isdigit()]  # Others are not complete.
+  newest = {
+    max((x for x in saved if x.parents[1] == path), key=_step)
+    for path in {x.parents[1] for x in saved}
+  }
+  files = [file for x in newest for file in x.rglob("*") if file.is_file()]
+  fits = sum(file.stat().st_size for file in files) <= limit
+  names = {str(x.relative_to(options.runs)) for x in newest if fits}
 
-    def chosen(info, with_weights=with_weights):
-      found = re.search(r"^(.*)/checkpoints/(\d+)", info.name)
-      if not found:
-        return None if "/profile" in info.name else info
-      steps = (options.runs / found[1] / "checkpoints").glob("[0-9]*")
-      newest = max(int(step.name) for step in steps if step.name.isdigit())
-      return info if with_weights and int(found[2]) == newest else None
+  def chosen(info):
+    found = re.match(r"(.*/checkpoints/[^/]+)", info.name)
+    kept = found[1] in names if found else "/profile" not in info.name
+    return info if kept else None
 
-    # Checkpoints are compressed already.
-    with (
-      gzip.GzipFile(mode="wb", fileobj=parts, compresslevel=1) as packed,
-      tarfile.open(mode="w|", fileobj=packed) as tar,
-    ):
-      for path in paths:
-        tar.add(path, str(path.relative_to(options.runs)), filter=chosen)
-    parts.close()
-    if sum(path.stat().st_size for path in parts.paths) <= limit:
-      return parts.paths, "" if with_weights else "checkpoints"
-    for path in parts.paths:
-      path.unlink()
-  return [], "all"
+  parts = Parts(options.out / f"{experiment.name}.tar.gz", options.part)
+  # Checkpoints are compressed already.
+  with (
+    gzip.GzipFile(mode="wb", fileobj=parts, compresslevel=1) as packed,
+    tarfile.open(mode="w|", fileobj=packed) as tar,
+  ):
+    for path in paths:
+      tar.add(path, str(path.relative_to(options.runs)), filter=chosen)
+  parts.close()
+  return parts.paths, "" if fits else "checkpoints"
+
+
+def _step(checkpoint: pathlib.Path) -> int:
+  return int(checkpoint.name)
 
 
 def unpack(experiment: Experiment, options) -> None:
