@@ -294,8 +294,8 @@ def similar(name: object, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-  """At most three names of which one letter or a quarter is another."""
-  cutoff = min(0.75, max(0.6, 1 - 1.1 / max(len(name), 1)))
+  """At most three names of which one letter or less than a third differs."""
+  cutoff = min(0.7, max(0.6, 1 - 1.1 / max(len(name), 1)))
   return difflib.get_close_matches(name, known, cutoff=cutoff)
 
 

@@ -127,6 +127,8 @@ def test_the_curve_is_drawn_with_its_numbers(tmp_path, drawn):
   assert len(numbers["fixed"]) == 2 * LOOPS
   (axes,) = drawn["exit_curve.png"].axes
   assert axes.get_xlabel() == "loops per token"
+  (mark,) = (line for line in axes.lines if line.get_linestyle() == ":")
+  assert [*mark.get_xdata()] == [LOOPS] * 2
   lines = [each[0].get_xydata().tolist() for each in axes.containers]
   for rule in ("gate", "fixed"):
     wanted = [[row["loops"], row["loss"]] for row in numbers[rule]]

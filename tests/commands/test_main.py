@@ -17,6 +17,7 @@ from loopjax import config as config_lib
 from loopjax import describe, errors, score, train
 from loopjax import main as main_lib
 from loopjax.analysis import figures
+from loopjax.commands import describe as describe_lib
 from loopjax.run import processes
 from loopjax.run import workdir as workdir_lib
 from loopjax.train import score as score_lib
@@ -297,6 +298,17 @@ def test_a_config_without_its_flag_is_suggested(capsys):
   assert command(main_lib.main, "sudoku_utm") == 2
   meant = "'sudoku_utm' is not a flag; did you mean --config=sudoku_utm?"
   assert meant in capsys.readouterr().err
+
+
+def test_describe_says_how_large_a_cache_is(capsys):
+  flag = f"--config={ROOT}/configs/lm_sleep.py:smoke"
+  assert command(describe.main, flag, "--json") == 0
+  described = json.loads(capsys.readouterr().out)
+  sizes = {"token": 48_000, "row": 1024**2}
+  page = describe_lib.page(
+    described | {f"cache_bytes_per_{of}": size for of, size in sizes.items()}
+  )
+  assert "\ncache       48 kB per token, 1.05 MB per row\n" in page
 
 
 def test_describe_prints_json_and_trains_nothing(tmp_path, capsys):

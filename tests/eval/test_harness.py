@@ -121,6 +121,17 @@ def test_samples_of_a_text_differ_and_can_be_drawn_again(model):
   assert text not in texts
 
 
+@pytest.mark.parametrize(("options", "temperature"), [
+  ({}, 0), ({"do_sample": False}, 0), ({"do_sample": True}, 1),
+  ({"temperature": 0.7}, 0.7), ({"do_sample": True, "temperature": 0.7}, 0.7),
+  ({"do_sample": False, "temperature": 0.7}, 0),
+])  # fmt: skip
+def test_options_of_a_task_say_how_it_is_sampled(harness, options, temperature):
+  found = harness._options({"until": "\n", "top_k": 5, **options})
+  assert found.stops == ("\n",) and found.sampling.top_k == 5
+  assert found.sampling.temperature == temperature
+
+
 def test_a_mistake_in_the_arguments(harness, run):
   with pytest.raises(UserError, match="--model_args: unknown argument loops"):
     harness.Model(workdir=str(run), loops=3)

@@ -1,5 +1,6 @@
 """Models of the Hub: what they compute, there and back, and broken folders."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -208,6 +209,23 @@ def test_huginn_is_the_preset_of_its_paper():
     for name, value in theirs.items()
     if name in written
   }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_absent_has_the_formats_default(name):
+  """Grouped keys and the width of heads; all else may not change silently."""
+  theirs = json.loads(str(examples.oracle(name)["config"]))
+  layout = convert.LAYOUTS[name]
+  whole = convert.settings_of(layout, theirs)
+  heads, width = whole["num_heads"], whole["width"]
+  defaults = {"num_key_value_heads": {"num_key_value_heads": heads}}
+  if "head_width" in whole:
+    defaults["head_dim"] = {"head_width": width // heads}
+  for key in theirs:
+    some = {x: value for x, value in theirs.items() if x != key}
+    with contextlib.suppress(UserError):
+      found = convert.settings_of(layout, some)
+      assert found == whole | defaults.get(key, {}), key
 
 
 def test_nanbeige_has_a_norm_after_every_loop_if_nothing_is_said():
