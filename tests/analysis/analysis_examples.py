@@ -35,21 +35,21 @@ def make_settings(family="utm", **overrides) -> config_lib.Settings:
   """Settings of a tiny model on 4x4 boards; "model__width=8" overrides."""
   config = config_lib.make(family, "sudoku")
   config.lock()
-  config_lib.override(
-    config,
-    {
-      "task.box_rows": 2,
-      "task.box_cols": 2,
-      "model.width": 16,
-      "model.num_heads": 2,
-      **{f"model.{key}": value for key, value in _MODELS[family].items()},
-      "optim.warmup_steps": 1,
-      "eval.batch_size": 8,
-      "eval.depth_factor": 2,
-      "eval.depth_examples": 16,
-      **{key.replace("__", "."): value for key, value in overrides.items()},
-    },
-  )
+  values = {
+    "task.box_rows": 2,
+    "task.box_cols": 2,
+    "model.width": 16,
+    "model.num_heads": 2,
+    **{f"model.{key}": value for key, value in _MODELS[family].items()},
+    "optim.warmup_steps": 1,
+    "eval.batch_size": 8,
+    "eval.depth_factor": 2,
+    "eval.depth_examples": 16,
+    **{key.replace("__", "."): value for key, value in overrides.items()},
+  }
+  if not values["eval.depth_factor"]:
+    del values["eval.depth_examples"]
+  config_lib.override(config, values)
   return config_lib.resolve(config)
 
 

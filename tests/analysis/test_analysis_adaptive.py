@@ -58,6 +58,7 @@ def test_every_layer_has_its_iterations_and_scales(tmp_path, drawn):
   loss, mean = lines(onset)["mean of layers"]
   assert list(loss) == [5.0, 2.5]
   assert list(mean) == pytest.approx([1.375, 1.75])
+  assert [list(line.get_xdata()) for line in onset.lines] == [[5.0, 2.5]] * 3
   low, high = onset.get_xlim()
   assert low > high  # Training runs from left to right.
   layers, values = lines(scales)["iteration 3"]

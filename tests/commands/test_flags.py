@@ -25,7 +25,7 @@ SAID = {
   "limit": r".*questions.* \[all\]",
   "num_loops": r"number of loops \[as in evaluation\]",
   "out": r"(where to write|output (folder|file)).*",
-  "port": r".*\[8000\]",
+  "port": r".*\[8000.*\]",
 }
 # Synonyms of these flags, or of the run, which has no flag.
 OTHERS = {
@@ -94,7 +94,7 @@ def test_a_flag_has_the_default_that_its_help_says(word, monkeypatch):
     module.main([])
   for parser in _parsers(made.value.args[0]):
     for action in parser._actions:
-      said = re.search(r"\[([\w.]+)( GB)?[],]", action.help or "")
+      said = re.search(r"\[(\d[\d.]*|\w+(?=\]))( GB)?", action.help or "")
       if said and action.default and action.default != argparse.SUPPRESS:
         value = type(action.default)(said[1])
         assert value * (10**9 if said[2] else 1) == action.default, action.dest

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -126,8 +127,17 @@ def test_samples_of_a_text_differ_and_can_be_drawn_again(model):
   ({"temperature": 0.7}, 0.7), ({"do_sample": True, "temperature": 0.7}, 0.7),
   ({"do_sample": False, "temperature": 0.7}, 0),
 ])  # fmt: skip
-def test_options_of_a_task_say_how_it_is_sampled(harness, options, temperature):
-  found = harness._options({"until": "\n", "top_k": 5, **options})
+def test_options_of_a_task_say_how_it_is_sampled(
+  options, temperature, monkeypatch
+):
+  """Without the package, which is too large for every machine."""
+  api = ("", ".api", ".api.instance", ".api.model", ".api.registry", ".models",
+         ".utils", ".__main__")  # fmt: skip
+  stub = mock.MagicMock(TemplateLM=object, register_model=lambda _: lambda x: x)
+  for part in api:
+    monkeypatch.setitem(sys.modules, f"lm_eval{part}", stub)
+  module = runpy.run_module("loopjax.eval.harness", run_name="harness")
+  found = module["_options"]({"until": "\n", "top_k": 5, **options})
   assert found.stops == ("\n",) and found.sampling.top_k == 5
   assert found.sampling.temperature == temperature
 

@@ -93,6 +93,17 @@ def test_a_row_per_run_with_what_differs(runs, tmp_path):
   assert one["model.num_loops"] and other["model.num_loops"] is None
 
 
+def test_of_runs_with_one_seed_one_may_be_done(tmp_path):
+  make_run(tmp_path / "a")
+  make_run(tmp_path / "b", "running")
+  options = {"metrics": "test/loss", "rows": "model.num_loops"}
+  (row,) = loopjax.table(tmp_path, **options)
+  assert row["test/loss"] == 1.0
+  make_run(tmp_path / "c")
+  with pytest.raises(UserError, match="settings and the same seed; leave one"):
+    loopjax.table(tmp_path, **options)
+
+
 def test_seeds_are_averaged_with_students_interval(runs):
   """By hand: t is 4.302653 for three seeds, 12.706205 for two."""
   numbers = [score_of(4, seed) for seed in range(3)]
