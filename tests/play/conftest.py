@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser():
+  """Of a file: while it is open, `asyncio.run` fails in the whole process."""
   playwright = pytest.importorskip("playwright.sync_api")
   chromium = shutil.which("chromium") or shutil.which("google-chrome")
   if chromium is None:
