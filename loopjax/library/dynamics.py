@@ -5,7 +5,7 @@
 RUN is a work directory, zoo:NAME, or a folder of the Hub. The examples are the
 first of the test split of its task or, of a language model, rows of up to 256
 tokens of --text=FILE. Lines are printed; records and a figure are written to
-RUN/dynamics, for zoo:NAME to runs/NAME/dynamics.
+RUN/dynamics; for zoo:NAME or a folder of the Hub to runs/NAME/dynamics.
 """
 
 import os
@@ -29,6 +29,7 @@ from loopjax.errors import (
   one_line_errors,
   writing,
 )
+from loopjax.hub import convert
 from loopjax.library import checked, functions
 from loopjax.run import user_cache, zoo
 from loopjax.run import workdir as workdir_lib
@@ -121,7 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   user_cache.keep_compiled()
   model = functions.load(options.run)
   inputs = _inputs(model, options)
-  output = options.out or zoo.output(local_path(options.run)) / "dynamics"
+  folder = local_path(options.run)
+  if convert.is_folder(folder):  # As `loopjax score`.
+    folder = pathlib.Path("runs", folder.resolve().name)
+  output = options.out or zoo.output(folder) / "dynamics"
   with writing(f"--out={output}"):
     output.mkdir(parents=True, exist_ok=True)
   if not os.access(output, os.W_OK):

@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 
+import hub_examples
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,6 +173,19 @@ def test_the_command_writes_records_and_a_figure(tmp_path, capsys):
   assert [(x["example"], x["loop"]) for x in rows[:5]] == [
     (0, 1), (0, 2), (0, 3), (0, 4), (1, 1),
   ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_model_of_the_hub_reads_a_text(tmp_path, monkeypatch, capsys):
+  hub_examples.make_folder(tmp_path / "hub")
+  (tmp_path / "mine.txt").write_text("Once there was a house. " * 400)
+  monkeypatch.chdir(tmp_path)
+  command = importlib.import_module("loopjax.library.dynamics")
+  assert command.main(["hub", "--text=mine.txt", "--num_loops=3"]) == 0
+  assert "loss, nats, by loops: 1:" in capsys.readouterr().out
+  assert (tmp_path / "runs/hub/dynamics/dynamics.png").exists()
+  assert command.main(["zoo:novels"]) == 2  # Its texts are not in the package.
+  assert "--text=FILE reads a text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
