@@ -48,9 +48,10 @@ class Dynamics(NamedTuple):
       "relative_change": of the state by the last loop.
       "spectral_radius", "singular_value": of the Jacobian of one more loop, at
         the last state; each with its "/error".
-      "final_after": the loop after which no token of the answer changes, and
+      "final_after": the loop after which no token that is read out changes, and
         "token_final_after", a mean over tokens; "flips", how often a token
-        changes, mean over tokens.
+        changes, mean over tokens. UTM's answer, which weighs all loops, may
+        have other tokens.
       "right": whether all tokens are right after the last loop.
     loops: one record for each example and loop: "relative_change",
       "cosine_to_last" state, "change_over_period" (over two loops, if the

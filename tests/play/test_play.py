@@ -543,7 +543,8 @@ def test_the_path_of_an_answer_is_below_the_slider(
   found["digits"] = [[1, 1] + 14 * [digit] for digit in rows]
   still = {**found, "digits": [[1, 1] + 14 * [d] for d in (2, 3, 4, 4)]}
   path = tmp_path / "page.html"
-  path.write_text(page.make(inspector, [found, still], served=False))
+  other = {**found, "digits": [*found["digits"][:-1], still["digits"][-1]]}
+  path.write_text(page.make(inspector, [found, still, other], served=False))
   tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
   tab.goto(path.as_uri())
   label = tab.locator("#moves").get_attribute("aria-label")
@@ -553,6 +554,15 @@ def test_the_path_of_an_answer_is_below_the_slider(
   assert "two of the given 1s" in tab.locator("#status").inner_text()
   tab.keyboard.press("ArrowDown")
   assert "still changes some" in tab.locator("#final").inner_text()
+  tab.keyboard.press("ArrowDown")  # The output is not the last loop's answer.
+  said = tab.locator("#final").inner_text()
+  assert "no longer change after loop 2; the output weighs all loops" in said
+  assert "final" not in said
+  paths = [text.split("\n")[-1] for text in
+    tab.locator("#paths button").all_inner_texts()]  # fmt: skip
+  starts = ("final after loop 2", "still changing", "no change after loop 2")
+  for text, start in zip(paths, starts, strict=True):
+    assert start in text
 
 
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
