@@ -565,6 +565,34 @@ def test_the_path_of_an_answer_is_below_the_slider(
     assert start in text
 
 
+@pytest.mark.parametrize("loops", [17, 200])
+def test_a_picture_of_any_number_of_loops_is_whole(
+  inspector, inspection, tmp_path, browser, loops
+):
+  """Every bar has a width, and no text leaves the picture."""
+  found = dict(inspection)
+  for name in ("digits", "certain"):
+    found[name] = inspection[name][:1] * loops + inspection[name][-1:]
+  facts = inspector.facts | {"loops": loops, "trainedLoops": 16}
+  facts |= {"stops": False, "attends": False}
+  path = tmp_path / "page.html"
+  one = inspector._replace(facts=facts)
+  path.write_text(page.make(one, [found], served=False))
+  tab = browser.new_page(**TELEPHONE, reduced_motion="reduce")
+  tab.goto(path.as_uri())
+  for name, count in (("moves", loops), ("chart", loops + 1)):
+    bars = tab.locator(f"#{name} rect").all()
+    widths = [float(bar.get_attribute("width")) for bar in bars]
+    assert len(widths) == count and min(widths) > 0
+    texts = tab.locator(f"#{name} text")
+    places = texts.evaluate_all(
+      "all => all.map(x => x.getBBox()).map(box => [box.x, box.x + box.width])"
+    )
+    assert not [p for p in places if p[0] < 0 or p[1] > 320]
+  rule = tab.locator("#moves text").first.inner_text()
+  assert rule == "beyond training's 16"
+
+
 def test_a_page_plays_by_itself(inspector, tmp_path, browser):
   """Unless the user prefers reduced motion; its chart has the right values."""
   found = inspector.random(1, "hard")
