@@ -589,7 +589,7 @@ def test_a_picture_of_any_number_of_loops_is_whole(
       "all => all.map(x => x.getBBox()).map(box => [box.x, box.x + box.width])"
     )
     assert not [p for p in places if p[0] < 0 or p[1] > 320]
-  rule = tab.locator("#moves text").first.inner_text()
+  rule = tab.locator("#moves text").first.text_content()
   assert rule == "beyond training's 16"
 
 
