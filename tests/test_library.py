@@ -325,6 +325,72 @@ def test_two_calls_of_fit_are_one(family, task, settings, capsys):
   assert len(capsys.readouterr().err.splitlines()) == 3
 
 
+@pytest.mark.parametrize(("size", "start"), [(4, 3), (3, 4), (16, 1)])
+def test_another_batch_size_continues_after_the_examples(
+  model, size, start, monkeypatch
+):
+  """As in `loopjax train`: rounded up to a whole batch, none is read again."""
+  read, rows = [], np.full((16, 16), ord("a"), np.int32)
+
+  class Counted:
+    """A dataset that writes down its batches."""
+
+    def __init__(self, size):
+      self.size = size
+
+    def to_iter_dataset(self):
+      """As Grain's."""
+
+    def __len__(self):
+      return 100
+
+    def __getitem__(self, index):
+      return {"inputs": rows[: self.size], "targets": rows[: self.size]}
+
+  def iterate(data, start):
+    read.append(start)
+    return iter([data[0]] * 9)
+
+  monkeypatch.setattr(library.training.pipeline, "iterate", iterate)
+  found = model.fit(Counted(8), steps=1, total_steps=9, quiet=True)
+  found = found.fit(Counted(2), steps=1, quiet=True)  # Examples 8 and 9.
+  assert found.stopped.num_examples == 10
+  found.fit(Counted(size), steps=1, quiet=True)
+  assert read == [0, 4, start]
+
+
+def test_a_copy_continues_and_what_jax_makes_does_not(model):
+  found = model.fit(pairs(), steps=1, quiet=True)
+  for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+    assert copied.stopped.num_steps == 1
+  replaced = dataclasses.replace(found, params=found.params)
+  for made in (replaced, jax.tree.map(jnp.copy, found)):
+    assert made.stopped is None
+
+
+def late(config, num_steps):
+  """A schedule of one's own that falls after its length, too."""
+  return optax.exponential_decay(config.learning_rate, num_steps, 0.5)
+
+
+def test_what_is_not_known_of_a_schedule_is_not_said(capsys):
+  schedule = f"{__name__}:late"
+  model = loopjax.build("looped", **SMALL, optim__schedule=schedule)
+  model.fit(pairs(), steps=1).fit(pairs(), steps=1)
+  assert "stays at its end" not in capsys.readouterr().err
+
+
+def test_nothing_is_said_before_another_batch_size_is_refused(capsys):
+  sizes = {"width": 16, "num_heads": 2, "num_layers": 1, "num_loops": 2}
+  board = {"task__box_rows": 2, "task__box_cols": 3}
+  start = loopjax.build("urm", "sudoku", **sizes, **board)
+  data = loopjax.datasets(start, batch_size=4)["train"]
+  found = start.fit(data, steps=1, quiet=True)
+  with refused("fit: the batch size must remain"):
+    found.fit(loopjax.datasets(start, batch_size=2)["train"], steps=1)
+  assert not capsys.readouterr().err
+
+
 def test_fit_says_what_does_not_continue(model, capsys):
   """The rate after the end of its schedule, and a model that has no state."""
   tx = optax.adam(0.1)
@@ -858,6 +924,7 @@ def test_models_of_the_pages_can_be_built():
       ),
       "carries state",
     ),
+    (lambda m: loopjax.check_family(3), "family=3 is not a family's name"),
     (lambda m: m.generate("a\ud800"), "prompt is not UTF-8"),
     (lambda m: m.generate("a", stop=None), "stop=None must be a string"),
     (lambda m: m.generate("a", stop=["b", ""]), "stop='' is empty"),

@@ -265,6 +265,8 @@ def check_family(family: str | types.ModuleType, **settings: Any) -> None:
     family: its name or module.
     settings: of its config, by name; sizes are made small.
   """
+  if not isinstance(family, str | types.ModuleType):
+    raise UserError(f"family={family!r:.80} is not a family's name or module")
   name = family if isinstance(family, str) else family.__name__
   config = config_lib.make(name, "text")
   named = {f"model.{x}": value for x, value in settings.items()}

@@ -67,8 +67,9 @@ class Model:
     params: parameters, a nested dict of arrays.
     graphdef: the model without them: `nnx.merge(graphdef, params)`.
     about: settings, and where the model was loaded from.
-    stopped: where `fit` stopped, of a model that it returned; no model that is
-      made of this one has it.
+    stopped: where `fit` stopped, with the optimizer's state, of a model that it
+      returned and of copies by `copy` or `pickle`; models that `jax` or
+      `dataclasses.replace` makes of it have None.
   """
 
   params: Any

@@ -39,10 +39,12 @@ class Stopped(NamedTuple):
   Attributes:
     state: the train state, without its key.
     num_steps: the length of the schedules; 0 if `fit` got the optimizer.
+    num_examples: the number that was read of a dataset.
   """
 
   state: step.TrainState
   num_steps: int
+  num_examples: int
 
 
 def fit(
@@ -69,10 +71,10 @@ def fit(
   shapes; pass the same objects again to use it again.
 
   Args:
-    data: batches, such as `datasets(...)["train"]`, which continues at the
-      model's step, or any iterator; each is (inputs, targets), i32 [B, T], or a
-      task's dict, which may have "weights", f32 [B, T], and in text
-      "documents", i32 [B, T].
+    data: batches, such as `datasets(...)["train"]`, which continues after the
+      examples that were read, rounded up to a whole batch, or any iterator;
+      each is (inputs, targets), i32 [B, T], or a task's dict, which may have
+      "weights", f32 [B, T], and in text "documents", i32 [B, T].
     steps: number of optimizer steps.
     total_steps: length of the schedule of learning rates, from step 0; as
       before, or at first `steps`, if None.
@@ -92,29 +94,34 @@ def fit(
   every, seed = checked.integer("every", every, 1), checked.seed(seed)
   settings = model.about.settings
   settings.check_trains()
+  doubt = ""
   if check:
-    contract.require(settings, "check=False trains all the same")
+    doubt = contract.require(settings, "check=False trains all the same")
   parameters.check_registered(model.params)
   progress = _Progress(steps, quiet)
   stopped, total, optimizer = _continued(model, steps, total_steps, tx)
   begin = int(stopped.state.step) if stopped else 0
   end = begin + steps
   settings.check_schedule(end if tx else max(total, end))
-  if model.about.steps and not stopped:
-    why = "another optimizer" if model.stopped else "not a result of fit"
-    progress.say(f"begins with step 0 and the first batch: {why}")
-  if not tx and end > total and settings.optim.schedule != "constant":
-    progress.say(
-      f"the learning rate stays at its end after step {total:,}, the length of"
-      f" its schedule; total_steps={end} is all steps"
-    )
   _check_signature("loss", loss, "module, batch, key, step, teacher")
   _check_signature("on_log", on_log, "step, metrics, model")
-  batches = _batches(data, begin)
+  batches = _batches(settings, data, stopped)
   first = checked.batch(settings, _next(batches, 0, steps))
   rows = len(first["inputs"])
   options = {"batch_size": rows, "num_microbatches": 1, "seed": seed}
   state, run = _begun(model, loss, optimizer, options, stopped)
+  if doubt:
+    progress.say(doubt)
+  if model.about.steps and not stopped:
+    why = "another optimizer" if model.stopped else "not a result of fit"
+    progress.say(f"begins with step 0 and the first batch: {why}")
+  schedule = settings.optim.schedule
+  stays = schedule == "constant" or ":" in schedule  # Own ones are unknown.
+  if not tx and end > total and not stays:
+    progress.say(
+      f"the learning rate stays at its end after step {total:,}, the length of"
+      f" its schedule; total_steps={end} is all steps"
+    )
   batch, kept = first, []
   for number in range(begin + 1, end + 1):
     state, metrics = run(state, batch, {})
@@ -132,7 +139,9 @@ def fit(
     if number < end:
       following = _next(batches, number - begin, steps)
       batch = checked.batch(settings, following, first)
-  at_end = Stopped(state._replace(key=None), 0 if tx else total)
+  before = _num_batches(stopped, rows)
+  num_examples = (before + number - begin) * rows
+  at_end = Stopped(state._replace(key=None), 0 if tx else total, num_examples)
   object.__setattr__(now, "stopped", at_end)  # No field of `replace`.
   return now
 
@@ -365,12 +374,23 @@ class _Progress:
       print(f"fit: {line}", file=sys.stderr, flush=True)
 
 
-def _batches(data: Any, start: int) -> Any:
+def _num_batches(stopped: Stopped | None, rows: int) -> int:
+  """Number of batches of so many rows that have the examples read before."""
+  return -(-stopped.num_examples // rows) if stopped else 0
+
+
+def _batches(
+  settings: config_lib.Settings, data: Any, stopped: Stopped | None
+) -> Any:
   """An iterator over batches; raises UserError if there is none.
 
-  A Grain dataset continues at batch `start`, counted in a circle.
+  A Grain dataset continues after the examples read, counted in a circle.
   """
   if hasattr(data, "to_iter_dataset"):
+    start = 0
+    if stopped:
+      rows = len(checked.batch(settings, data[0])["inputs"])
+      start = _num_batches(stopped, rows)
     return pipeline.iterate(data, start % max(len(data), 1))
   try:
     return iter(data)

@@ -19,7 +19,7 @@ from loopjax import program as program_lib
 from loopjax import sharding
 from loopjax.config import sources
 from loopjax.data import check_dataset
-from loopjax.errors import UserError, local_path
+from loopjax.errors import UserError, local_path, note
 from loopjax.models import contract
 from loopjax.nn import lora
 from loopjax.program import state as state_lib
@@ -203,7 +203,9 @@ def _check_sources(
   if (workdir / "config.json").exists():
     sources.compare(workdir, settings.plain)
   elif check:
-    contract.require(settings, "--unchecked trains all the same")
+    doubt = contract.require(settings, "--unchecked trains all the same")
+    if doubt:
+      note(doubt)
 
 
 def _complete(

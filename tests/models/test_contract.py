@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tests_support import refused
+from tests_support import SMOKE, load_config, refused
 
 import loopjax
+from loopjax import config as config_lib
 from loopjax.models import MODELS, contract, looped
 from loopjax.optim import parameters
 
@@ -20,7 +21,6 @@ ROWS = np.full((2, 16), ord("a"), np.int32)
 PROMISES = (
   "every parameter has a gradient: none, or not finite: unread",
   "scan and unrolled loops agree: ",
-  "costs are what XLA counts: ",
   "no logit depends on a later token: token 4 changes the logits of token 0",
   *(
     f"prefill and decode are the forward pass .cache {kind}.: logits differ"
@@ -69,10 +69,47 @@ def test_every_broken_promise_is_named_before_the_first_step(broken, capsys):
   for line, promise in zip(lines, PROMISES, strict=True):
     assert re.match(f"model.name='broken': {promise}", line), line
   model.fit([(ROWS, ROWS)], steps=1, quiet=True, check=False)
-  with refused(f"broken breaks {len(PROMISES)} of {len(PROMISES)} promises"):
+  number = len(PROMISES) + 1  # And the costs, of which training is told.
+  with refused(f"broken breaks {number} of {number} promises"):
     loopjax.check_family(broken)
   printed = capsys.readouterr().out.splitlines()
   assert all(line.startswith("FAILS  ") for line in printed)
+
+
+def settings_of(family, monkeypatch):
+  """Those of its smallest config, as of a family from outside the package."""
+  monkeypatch.setitem(MODELS, "mine", MODELS[family])
+  name, arg = SMOKE[family]
+  return config_lib.resolve(load_config(name, f"{arg},model.name=mine"))
+
+
+@pytest.mark.parametrize("family", ["melt", "sleep"])
+def test_costs_of_a_small_model_are_a_note(family, monkeypatch):
+  """Sizes that a family has besides the usual ones decide what XLA counts."""
+  for name in ("gradients", "executions", "causality", "reading", "depths"):
+    monkeypatch.setattr(contract._Small, name, lambda *_: "")
+  doubt = contract.require(settings_of(family, monkeypatch), "")
+  assert bool(doubt) == (family == "sleep")
+  pattern = "model.name='mine': costs are what XLA counts: [0-9.]* of them"
+  assert not doubt or re.match(pattern, doubt)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["melt", "sleep"])
+def test_a_family_with_other_sizes_keeps_its_promises(family, monkeypatch):
+  contract.require(settings_of(family, monkeypatch), "")
+
+
+def test_a_family_that_cannot_be_made_small_says_how_to_train(monkeypatch):
+  class Odd(looped.Model):
+    def __init__(self, config, spec, options=None, *, rngs):
+      raise loopjax.errors.UserError("model.odd=3 does not divide 8")
+
+  family = dataclasses.replace(looped.FAMILY, Model=Odd)
+  settings = settings_of("looped", monkeypatch)._replace(family=family)
+  says = "mine.*can be made: UserError: model.odd=3 .*; train so all the same"
+  with refused(says):
+    contract.require(settings, "train so all the same")
 
 
 def test_texts_of_another_model_are_named():
