@@ -112,16 +112,7 @@ def fit(
   state, run = _begun(model, loss, optimizer, options, stopped)
   if doubt:
     progress.say(doubt)
-  if model.about.steps and not stopped:
-    why = "another optimizer" if model.stopped else "not a result of fit"
-    progress.say(f"begins with step 0 and the first batch: {why}")
-  schedule = settings.optim.schedule
-  stays = schedule == "constant" or ":" in schedule  # Own ones are unknown.
-  if not tx and end > total and not stays:
-    progress.say(
-      f"the learning rate stays at its end after step {total:,}, the length of"
-      f" its schedule; total_steps={end} is all steps"
-    )
+  _say_what_ends(progress, model, stopped, end, 0 if tx else total)
   batch, kept = first, []
   for number in range(begin + 1, end + 1):
     state, metrics = run(state, batch, {})
@@ -144,6 +135,26 @@ def fit(
   at_end = Stopped(state._replace(key=None), 0 if tx else total, num_examples)
   object.__setattr__(now, "stopped", at_end)  # No field of `replace`.
   return now
+
+
+def _say_what_ends(
+  progress: "_Progress",
+  model: Any,
+  stopped: Stopped | None,
+  end: int,
+  total: int,
+) -> None:
+  """Says that training begins with step 0, or lasts longer than `total`."""
+  if model.about.steps and not stopped:
+    why = "another optimizer" if model.stopped else "not a result of fit"
+    progress.say(f"begins with step 0 and the first batch: {why}")
+  schedule = model.about.settings.optim.schedule
+  stays = schedule == "constant" or ":" in schedule  # Own ones are unknown.
+  if total and end > total and not stays:
+    progress.say(
+      f"the learning rate stays at its end after step {total:,}, the length of"
+      f" its schedule; total_steps={end} is all steps"
+    )
 
 
 def _continued(
