@@ -1,13 +1,14 @@
 """Checks that several modules share, most of them of settings."""
 
 import codecs
+import contextlib
 import dataclasses
 import importlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loopjax.errors import Moot, UserError, similar
+from loopjax.errors import Moot, UserError, one_line, similar
 
 if TYPE_CHECKING:  # It imports JAX, which commands that only read do not.
   from loopjax.types import TaskSpec
@@ -77,13 +78,28 @@ def one_of(section: str, record: Any, **allowed: Iterable[str]) -> None:
     raise UserError("\n".join(wrong.values()), moot)
 
 
-def imported(setting: str, value: str) -> Any:
-  """What the value "package.module:name" of a setting names."""
+def made_by_own(setting: str, value: str, *arguments: Any) -> Any:
+  """The result of the user's function, "package.module:function"."""
   module, _, name = value.partition(":")
+  with of_own(setting, value):
+    return getattr(importlib.import_module(module), name)(*arguments)
+
+
+@contextlib.contextmanager
+def of_own(setting: str, value: str) -> Iterator[None]:
+  """Raises UserError for any error of the user's code that a setting names."""
   try:
-    return getattr(importlib.import_module(module), name)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise UserError(f"{setting}={value!r}: {error}") from error
+    yield
+  except ModuleNotFoundError as error:
+    raise UserError(
+      f"{setting}={value!r}: {error}; a run that has it keeps a copy in"
+      " RUN/sources"
+    ) from error
+  except Exception as error:
+    kind = type(error).__name__
+    raise UserError(
+      f"{setting}={value!r}: {kind}: {one_line(error)}"
+    ) from error
 
 
 def recorded(traces: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

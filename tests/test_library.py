@@ -425,11 +425,21 @@ def test_build_refuses_what_only_commands_read(key, value, instead):
 
 
 def test_heads_follow_the_width_unless_they_are_set(capsys):
-  for width, heads in ((32, 1), (128, 2), (192, 12), (36, 1), (768, 12)):
+  widths = ((32, 1), (48, 1), (96, 1), (128, 2), (192, 3), (200, 2), (768, 12))
+  for width, heads in widths:
     capsys.readouterr()
     built = jax.eval_shape(lambda w=width: loopjax.build("looped", width=w))
     assert built.about.settings.model.num_heads == heads
-    assert ("set to" in capsys.readouterr().err) == bool(width % 24)
+    said = f"model.num_heads={heads}, for model.width={width}"
+    assert (said in capsys.readouterr().err) == (width != 768)
+  own = {"head_width": 32, "width": 100}
+  built = jax.eval_shape(lambda: loopjax.build("looped", **own))
+  assert built.about.settings.model.num_heads == 12
+  with refused("width=128 must be a multiple of .*num_heads=12"):
+    loopjax.build("looped", width=128, num_key_value_heads=4)
+  with refused("width=33 must be a multiple of"):
+    loopjax.build("looped", width=33)
+  assert not capsys.readouterr().err
   with refused("width=32 must be a multiple of .*num_heads=12"):
     loopjax.build("looped", width=32, num_heads=12)
 

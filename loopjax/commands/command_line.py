@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import pathlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from loopjax.errors import (
 
 _ENDING = threading.Lock()
 _SETTING = "--config."
+_SOME = 3  # Names that a message lists.
 
 
 class ConfigParser(Parser):
@@ -95,7 +97,7 @@ class ConfigParser(Parser):
       if options.config is None:
         place = local_path(options.workdir)
         options.config = config_lib.config_of_run(place, options.workdir)
-      elif options.config.partition("#")[0].endswith(".json"):
+      elif re.match(r"[^#]*\.json($|[#,:])", options.config):
         options.config = _recorded(options.config)
       else:
         options.config_name = presets.located(options.config)
@@ -155,19 +157,39 @@ def _recorded(name: str) -> Any:
   from loopjax.run import workdir as workdir_lib
 
   file, _, item = name.partition("#")
+  if not file.endswith(".json"):
+    raise UserError(
+      f"--config={name}: a recorded config takes --config.section.key=value"
+    )
   path = local_path(file)
   if not path.exists():
     raise UserError(f"--config: no such file: {path}")
   if path.name == "config.json" and not item:
     return config_lib.config_of_run(path.parent, f"--config={name}")
   kept = workdir_lib.read_json(path).get("items", [])
-  configs = {x["directory"]: x["config"] for x in kept if "config" in x}
-  if item not in configs:
+  try:
+    configs = {x["directory"]: x["config"] for x in kept if "config" in x}
+    if item in configs:
+      return config_lib.of_record(configs[item])
+  except UserError as error:
     raise UserError(
-      f"--config={name}: expected RUN/config.json, or FILE.runs.json#NAME with"
-      f" one of {', '.join(configs) or 'its runs'}{similar(item, configs)}"
+      f"--config={name}: {error}; the run is of an older version of loopjax"
+    ) from error
+  except (AttributeError, KeyError, TypeError) as error:
+    raise UserError(
+      f"--config={name}: not the config of a loopjax run"
+    ) from error
+  if any(item.startswith(f"{one},") for one in configs):
+    raise UserError(
+      f"--config={name}: a recorded config takes --config.section.key=value"
     )
-  return config_lib.of_record(configs[item])
+  some = ", ".join([*configs][:_SOME]) or "its runs"
+  if len(configs) > _SOME:
+    some += f", and {len(configs) - _SOME} more"
+  raise UserError(
+    f"--config={name}: expected RUN/config.json, or FILE.runs.json#NAME with"
+    f" one of {some}{similar(item, configs)}"
+  )
 
 
 def _load(config_name: str) -> Any:

@@ -274,7 +274,8 @@ def _check_intervals(settings: Settings) -> None:
 
 def _check_rates(settings: Settings) -> None:
   """Raises UserError for phases of training that do not fit the run."""
-  chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks it.
+  if ":" not in settings.optim.schedule:  # Parameters are read without it.
+    chain.make_schedule(settings.optim, settings.run.num_steps)  # Checks it.
   try:
     settings.check_schedule()
   except UserError as error:

@@ -11,11 +11,12 @@ from loopjax.errors import note
 from loopjax.models import MODELS
 
 FOLDER = "sources"  # Of a work directory.
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
-def keep(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
-  """Copies the modules of a new run's family, task, optimizer and schedule."""
-  for name, path in _files(config).items():
+def keep(workdir: pathlib.Path, files: Mapping[str, pathlib.Path]) -> None:
+  """Copies the `files` of a new run's config."""
+  for name, path in files.items():
     kept = workdir / FOLDER / name
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, kept)
@@ -26,7 +27,7 @@ def compare(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
   folder = workdir / FOLDER
   changed = [
     name
-    for name, path in _files(config).items()
+    for name, path in files(config).items()
     if not (folder / name).is_file()
     or (folder / name).read_bytes() != path.read_bytes()
   ]
@@ -37,10 +38,11 @@ def compare(workdir: pathlib.Path, config: Mapping[str, Any]) -> None:
     )
 
 
-def _files(config: Mapping[str, Any]) -> dict[str, pathlib.Path]:
-  """The paths of the modules, by those from the root of imports.
+def files(config: Mapping[str, Any]) -> dict[str, pathlib.Path]:
+  """The paths of a config's own modules, by those from the root of imports.
 
-  Of a module in a package, all modules beside it, which it may import.
+  Those of its family, task, optimizer and schedule; of a module in a package,
+  all modules beside it, which it may import. Without installed packages.
   """
   modules = [
     config[section]["name"]
@@ -52,10 +54,15 @@ def _files(config: Mapping[str, Any]) -> dict[str, pathlib.Path]:
   modules += [x.partition(":")[0] for x in functions if ":" in x]
   found = {}
   for module in modules:
-    spec = importlib.util.find_spec(module)
-    if not spec or not spec.origin:  # Of this process only.
+    try:
+      spec = importlib.util.find_spec(module)
+    except Exception:  # Of the package, which is imported; it is needed later.
       continue
+    if not spec or not spec.origin or not spec.has_location:
+      continue  # Of this process only, or Python's own.
     file = pathlib.Path(spec.origin)
+    if _INSTALLED.intersection(file.parts):
+      continue
     of_package = spec.parent or ""
     folder = pathlib.Path(*of_package.split("."))
     for path in sorted(file.parent.glob("*.py")) if of_package else [file]:

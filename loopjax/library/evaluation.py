@@ -14,6 +14,7 @@ from loopjax import program as program_lib
 from loopjax import sharding, train
 from loopjax.errors import UserError
 from loopjax.library import checked
+from loopjax.optim import chain
 from loopjax.sections import flatten
 from loopjax.train import evaluate as evaluate_lib
 from loopjax.train import score
@@ -138,7 +139,11 @@ def _program(
 ) -> program_lib.Program:
   """The program of evaluations with these of section eval, on one device."""
   return program_lib.make_program(
-    settings._replace(eval=options, mesh=sharding.Config()),
+    settings._replace(
+      eval=options,
+      mesh=sharding.Config(),
+      optim=chain.without_own(settings.optim),
+    ),
     devices=jax.local_devices()[:1],
   )
 

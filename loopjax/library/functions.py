@@ -77,8 +77,9 @@ def build(
       default is byte-level text.
     seed: seed of the parameters, an integer or, under `jax.vmap`, a traced one.
     settings: of the model by name (`width=128`), and of all sections by their
-      names with two underscores (`task__sequence_length=256`). Number and width
-      of heads follow the width, unless they are set.
+      names with two underscores (`task__sequence_length=256`). With a width
+      and no setting of the heads, their number is the greatest with which they
+      are at least as wide as the family's default heads.
   """
   config = _config(model, task, settings)
   for key in config_lib.by_user(config):
@@ -87,8 +88,10 @@ def build(
         f"build: {key} has no effect; use"
         f" {_INSTEAD.get(key, 'loopjax train, the command')}"
       )
-  _fit_heads(config)
+  fitted = _fit_heads(config)
   resolved = config_lib.resolve(config)
+  if fitted:
+    note(fitted)
   if not isinstance(seed, jax.Array):
     seed = checked.seed(seed)
   params = state_lib.initial_params(resolved, jax.random.key(seed))
@@ -207,11 +210,12 @@ def save(model: Model, workdir: str | pathlib.Path) -> None:
   config = ml_collections.ConfigDict(about.settings.plain)
   config.run.update(about.options)
   origin = {"made_by": "loopjax.save", "steps": about.steps}
+  files = sources.files(about.settings.plain)
   with writing(workdir):
     convert.write_run(
       workdir, config, model.params, text.hub_files(model), origin
     )
-    sources.keep(workdir, about.settings.plain)
+    sources.keep(workdir, files)
 
 
 def datasets(
@@ -285,20 +289,27 @@ def _check_model(model: object) -> None:
     raise UserError(f"{model!r:.80} is not a model of loopjax")
 
 
-def _fit_heads(config: ml_collections.ConfigDict) -> None:
-  """Gives heads that the user did not set their default width, or less."""
+def _fit_heads(config: ml_collections.ConfigDict) -> str:
+  """Gives heads of a width that the user chose their default width, or more.
+
+  Returns:
+    what to say of it, "" if the heads are the default's or the user's.
+  """
   model, default = config.model, MODELS[config.model.name].Config()
   heads, by_user = getattr(default, "num_heads", 0), config_lib.by_user(config)
-  if (
-    not heads or "model.num_heads" in by_user or model.width % (2 * heads) == 0
-  ):
-    return
-  fitting = max(model.width * heads // default.width, 1)
+  own = {"model.num_heads", "model.head_width", "model.num_key_value_heads"}
+  if not heads or by_user & own or "model.width" not in by_user:
+    return ""
+  fitting = max(1, model.width // (default.width // heads))
   while model.width % (2 * fitting) and fitting > 1:
     fitting -= 1
+  if fitting == heads:
+    return ""
   config_lib.override(config, {"model.num_heads": fitting})
-  note(f"the default model.num_heads={heads} does not divide model.width="
-       f"{model.width}; set to {fitting}")  # fmt: skip
+  return (
+    f"model.num_heads={fitting}, for model.width={model.width}; the default is"
+    f" {heads}"
+  )
 
 
 def _config(

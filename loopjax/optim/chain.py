@@ -16,6 +16,8 @@ from loopjax.nn import lora
 from loopjax.optim import parameters
 from loopjax.types import Array
 
+_OWN = "or package.module:function"
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -90,13 +92,17 @@ class Config:
   def __post_init__(self) -> None:
     checks.plain_values("optim", self)
     listed: dict[str, Iterable[str]] = {
-      "name": ("adamw", "adam_atan2", "muon"),
-      "schedule": ("cosine", "linear", "constant", "wsd"),
+      "name": ("adamw", "adam_atan2", "muon", _OWN),
+      "schedule": ("cosine", "linear", "constant", "wsd", _OWN),
       "decay": parameters.DECAYS,
     }
     for field in ("name", "schedule"):
       if ":" in (value := getattr(self, field)):
-        checks.imported(f"optim.{field}", value)
+        if value.startswith("__main__:"):
+          raise UserError(
+            f"optim.{field}={value!r}: put the function into a module, which"
+            " other processes can import"
+          )
         del listed[field]
     checks.one_of("optim", self, **listed)
     for field in ("frozen", "lora_targets", "lora_whole"):
@@ -154,6 +160,15 @@ class Config:
     )
 
 
+def without_own(config: Config) -> Config:
+  """For a program without training, which needs no module of the user's."""
+  if ":" not in config.name + config.schedule:
+    return config
+  patterns = ("frozen", "lora_rank", "lora_alpha", "lora_targets", "lora_whole")
+  kept = {name: getattr(config, name) for name in (*patterns, "ema_decay")}
+  return Config(schedule="constant", warmup_steps=0, **kept)
+
+
 def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
   """Step (from 0) -> AdamW's learning rate; Muon's is proportional to it."""
   once = _warmed_once(config, num_steps)
@@ -178,9 +193,7 @@ def make_schedule(config: Config, num_steps: int) -> optax.Schedule:
 def _warmed_once(config: Config, num_steps: int) -> optax.Schedule:
   """`make_schedule` without `warm_again`."""
   if ":" in config.schedule:
-    own = checks.imported("optim.schedule", config.schedule)
-    schedule: optax.Schedule = own(config, num_steps)
-    return schedule
+    return _own_schedule(config, num_steps)
   peak, final = config.learning_rate, config.final_learning_rate
   warmup = config.warmup_steps
   latest = num_steps - (config.schedule in ("cosine", "linear"))
@@ -213,6 +226,54 @@ def _warmed_once(config: Config, num_steps: int) -> optax.Schedule:
     )
   fall = optax.linear_schedule(peak, final, cooldown)
   return optax.join_schedules([rise, fall], [num_steps - cooldown])
+
+
+def _own_schedule(config: Config, num_steps: int) -> optax.Schedule:
+  """What the function `config.schedule` returns; UserError if it is none."""
+  own = ("optim.schedule", config.schedule)
+  schedule = checks.made_by_own(*own, config, num_steps)
+  if not callable(schedule):
+    raise UserError(
+      f"optim.schedule={config.schedule!r} returns {schedule!r:.80}, not a"
+      " function of the step"
+    )
+  with checks.of_own(*own):
+    rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
+  if getattr(rate, "shape", None) != ():
+    raise UserError(
+      f"optim.schedule={config.schedule!r} gives {rate!r:.80}, not a rate"
+    )
+  made: optax.Schedule = schedule
+  return made
+
+
+def _own_optimizer(config: Config) -> optax.GradientTransformation:
+  """What the function `config.name` returns; UserError where it fails."""
+  own = ("optim.name", config.name)
+  made = checks.made_by_own(*own, config)
+  if not isinstance(made, optax.GradientTransformation):
+    raise UserError(
+      f"optim.name={config.name!r} returns {made!r:.80}, not an"
+      " optax.GradientTransformation"
+    )
+
+  def init(params: Any) -> Any:
+    with checks.of_own(*own):
+      return made.init(params)
+
+  def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    with checks.of_own(*own):
+      updates, state = made.update(grads, state, params)
+      if _shapes(updates) != _shapes(grads):
+        raise ValueError("the updates' shapes are not those of the gradients")
+      return updates, state
+
+  return optax.GradientTransformation(init, update)
+
+
+def _shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+  leaves, structure = jax.tree.flatten(tree)
+  return structure, [jnp.shape(leaf) for leaf in leaves]
 
 
 def frozen_mask(params: Any, pattern: str) -> Any:
@@ -308,7 +369,7 @@ def make_optimizer(
   )
   if config.name == "adam_atan2" or ":" in config.name:
     tx = optax.chain(
-      checks.imported("optim.name", config.name)(config)
+      _own_optimizer(config)
       if ":" in config.name
       else scale_by_adam_atan2(config.b1, config.b2),
       optax.add_decayed_weights(config.weight_decay, mask),

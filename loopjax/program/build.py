@@ -115,6 +115,8 @@ def make_program(
   tx = chain.make_optimizer(settings.optim, settings.run.num_steps)
   init = functools.partial(initial_state, settings, tx)
   shapes = jax.eval_shape(init, jax.random.key(0))
+  if ":" in settings.optim.name:  # The user's: before anything is written.
+    jax.eval_shape(tx.update, shapes.params, shapes.opt_state, shapes.params)
   adapted, frozen = _adapted(shapes)
 
   params_sharding = functools.partial(

@@ -67,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = parser().parse_config(argv)
   config, name = options.config, options.sweep
   config_name, common = options.config_name, options.overrides
+  if config is not None and not config_name:
+    raise UserError(
+      "--config: a sweep needs a config file, FILE.py; the config of a run"
+      " defines none"
+    )
   if not config_name:
     raise UserError("--config=FILE is missing; `loopjax --list` shows them")
   if not name:

@@ -357,7 +357,7 @@ def _write_config(
       workdir,
       getattr(settings.task, "tokenizer", ""),
     )
-    sources.keep(workdir, settings.plain)
+    sources.keep(workdir, sources.files(settings.plain))
   workdir_lib.write_json(workdir / "config.json", settings.plain)
   (workdir / "summary.json").unlink(missing_ok=True)
 

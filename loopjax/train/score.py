@@ -18,6 +18,7 @@ from loopjax.data.text import tokenizer as tokenizer_lib
 from loopjax.data.text.config import Config as TextConfig
 from loopjax.data.text.config import split_sources
 from loopjax.errors import UserError
+from loopjax.optim import chain
 from loopjax.run import (
   metrics,
   preemption,
@@ -198,7 +199,10 @@ def prepare(
 ) -> tuple[program_lib.Program, Dataset]:
   """The program of a trained model, and the examples to score."""
   processes.from_process_0(lambda: _check_scoring(settings, source))
-  program = program_lib.make_program(settings, _devices(settings))
+  program = program_lib.make_program(
+    settings._replace(optim=chain.without_own(settings.optim)),
+    _devices(settings),
+  )
   split = settings.eval.split
   dataset = procedure.make_datasets(settings, program.mesh, [split])[split]
   if limit:

@@ -23,6 +23,7 @@ from loopjax.data import TASKS
 from loopjax.errors import UserError
 from loopjax.models import MODELS, utm
 from loopjax.program import budget
+from loopjax.sweep import __main__ as sweep_entry
 
 PRESETS = [
   (name, preset) for name in CONFIGS for preset in namespace(name)["PRESETS"]
@@ -594,6 +595,37 @@ def test_a_kept_run_is_a_config(tmp_path):
     parsed(f"--config={file}")
   with refused("no such file"):
     parsed(f"--config={tmp_path}/config.json")
+  for place in (f"{tmp_path}/config.json,", f"{file}#{name},", f"{file}:"):
+    with refused("a recorded config takes --config.section.key=value"):
+      parsed(f"--config={place}run.num_steps=6")
+  with refused("a sweep needs a config file, FILE.py"):
+    sweep_entry.main.__wrapped__([f"--config={file}#{name}", "--sweep=seeds"])
+
+
+def test_what_is_wrong_with_a_kept_run_is_said_in_a_line(tmp_path):
+  """Its file and name, and not all the other names."""
+  record = config_lib.to_dict(config_lib.make("looped", "arithmetic"))
+  left = {**record, "task": {**record["task"], "name": "gone"}}
+  renamed = {**record, "model": {**record["model"], "gone": 1}}
+  configs = [{}, left, renamed, *[record] * 50]
+  items = [
+    {"directory": f"run_{n}", "config": x} for n, x in enumerate(configs)
+  ]
+  file = tmp_path / "x.runs.json"
+  file.write_text(json.dumps({"items": items}))
+
+  def parsed(name):
+    words = [f"--config={file}#{name}"]
+    return command_line.ConfigParser("test", "").parse_config(words).config
+
+  assert config_lib.to_dict(parsed("run_3")) == record
+  with refused("one of run_0, run_1, run_2, and 50 more$"):
+    parsed("zzzzzzzz")
+  with refused("x.runs.json#run_0: not the config of a loopjax run"):
+    parsed("run_0")
+  for name in ("run_1", "run_2"):
+    with refused(f"x.runs.json#{name}: .*gone.*of an older version of loopjax"):
+      parsed(name)
 
 
 def beyond(bounds):

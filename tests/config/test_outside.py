@@ -11,6 +11,7 @@ from tests_support import ROOT, command, refused
 import loopjax
 from loopjax import config as config_lib
 from loopjax import main, train
+from loopjax.config import sources
 from loopjax.data import TASKS
 from loopjax.generate import __main__ as generate_entry
 from loopjax.models import MODELS
@@ -182,3 +183,52 @@ def test_a_name_is_not_imported_to_be_refused(installed):
   assert "utm_" not in MODELS and "" not in MODELS and None not in MODELS
   with refused("model.name='lopped' is not one of .* did you mean 'looped'"):
     config_lib.make("lopped", "text")
+
+
+OPTIMIZER = """
+import optax
+
+def lion(config):
+  return optax.scale_by_lion(config.b1, config.b2)
+
+def flat(config, num_steps):
+  return lambda step: config.learning_rate
+"""
+
+
+def test_only_training_needs_a_run_s_own_optimizer(
+  tmp_path, monkeypatch, capsys
+):
+  """Its parameters are loaded, scored and saved without the module."""
+  (tmp_path / "its_optimizer.py").write_text(OPTIMIZER)
+  config = config_lib.make("looped", "arithmetic")
+  config_lib.override(config, {
+    "model.width": 16, "model.num_layers": 1, "model.num_heads": 2,
+    "model.num_loops": 2, "run.num_steps": 2, "run.batch_size": 8,
+    "run.checkpoint_every": 2, "run.log_every": 2, "eval.depth_factor": 0,
+    "eval.batch_size": 8, "task.num_eval_examples": 40,
+    "run.steps_per_call": 1,
+    "optim.name": "its_optimizer:lion", "optim.schedule": "its_optimizer:flat",
+  })  # fmt: skip
+  monkeypatch.syspath_prepend(str(tmp_path))
+  run = tmp_path / "run"
+  train.run(config, run, "train")
+  assert (run / "sources" / "its_optimizer.py").exists()
+  monkeypatch.undo()
+  sys.modules.pop("its_optimizer")
+  assert command(main.main, "--mode=eval", f"--workdir={run}") == 0
+  model = loopjax.load(run)
+  data = loopjax.datasets(model)
+  assert model.evaluate(data["validation"])["loss"] > 0
+  loopjax.save(model, tmp_path / "saved")
+  with refused("No module named 'its_optimizer'; .* a copy in RUN/sources"):
+    model.fit(data["train"], steps=1)
+  config.optim.name = "optax:scale_by_lion"
+  config.optim.schedule, config.optim.warmup_steps = "constant", 0
+  with refused("optim.name='optax:scale_by_lion': TypeError"):
+    train.run(config, tmp_path / "mistaken", "train")
+  assert not (tmp_path / "mistaken" / "config.json").exists()
+  config.optim.name = "optax:identity"
+  assert not sources.files(config_lib.to_dict(config))
+  config.optim.name = "builtins:len"
+  assert not sources.files(config_lib.to_dict(config))

@@ -338,10 +338,62 @@ def test_an_optimizer_and_a_schedule_of_a_module_are_named(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), updates, wanted
     )
   for name, says in (
-    ("of_mine:lyon", "optim.name='of_mine:lyon': module 'of_mine' has no"),
-    ("nowhere:lion", "optim.name='nowhere:lion': No module named 'nowhere'"),
+    ("of_mine:lyon", "AttributeError: module 'of_mine' has no"),
+    ("nowhere:lion", "No module named 'nowhere'; a run that has it keeps a"),
   ):
-    with refused(says):
-      chain.Config(name=name)
+    with refused(f"optim.name='{name}': {says}"):
+      chain.make_optimizer(chain.Config(name=name), 2000)
   with refused("optim.muon_momentum has no effect while optim.name='of_mine:"):
     chain.Config(name="of_mine:lion", muon_momentum=0.5)
+  with refused("not one of adamw, .*, or package.module:function"):
+    chain.Config(name="lion")
+  with refused("'__main__:lion': put the function into a module, which other"):
+    chain.Config(name="__main__:lion")
+
+
+MISTAKEN = """
+import optax
+
+three = 3
+none = lambda: optax.identity()
+number = lambda config: 3
+attribute = lambda config: optax.scale_by_lion(config.beta)
+other = lambda config: optax.stateless(lambda grads, _: {"other": grads})
+rate = lambda config, num_steps: 0.1
+text = lambda config, num_steps: lambda step: "0.1"
+vector = lambda config, num_steps: lambda step: optax.sgd
+branch = lambda config, num_steps: lambda step: 1.0 if step else 0.0
+"""
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "says"),
+  [
+    ("name", "mistaken:three", "TypeError: 'int' object is not callable"),
+    ("name", "mistaken:none", "TypeError: .*takes 0 positional arguments"),
+    ("name", "mistaken:number", "returns 3, not an optax.Gradient"),
+    ("name", "mistaken:attribute", "AttributeError: 'Config' object has no"),
+    ("name", "mistaken:other", "ValueError: the updates' shapes are not"),
+    ("name", "optax:scale_by_lion", "TypeError: .*'float' and 'Config'"),
+    ("name", "unparsed:lion", "SyntaxError: .*unparsed.py, line 1"),
+    ("name", "unnamed:lion", "NameError: name 'jaxx' is not defined"),
+    ("schedule", "mistaken:rate", "returns 0.1, not a function of the step"),
+    ("schedule", "mistaken:text", "TypeError: "),
+    ("schedule", "mistaken:vector", "TypeError: "),
+    ("schedule", "mistaken:branch", "TracerBoolConversionError: "),
+    ("schedule", "mistaken:none", "TypeError: .*takes 0 positional arguments"),
+  ],
+)
+def test_mistakes_in_an_own_optimizer_or_schedule_are_one_line(
+  field, value, says, tmp_path, monkeypatch
+):
+  """Whatever the user's code raises or returns; before it is compiled."""
+  for name, text in (
+    ("mistaken", MISTAKEN), ("unparsed", "def lion(:"), ("unnamed", "jaxx.x"),
+  ):  # fmt: skip
+    (tmp_path / f"{name}.py").write_text(text)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  params = {"attention": {"query": {"kernel": jnp.ones((2, 3))}}}
+  with refused(f"optim.{field}='{value}':? {says}"):
+    tx = chain.make_optimizer(chain.Config(**{field: value}), 2000)
+    jax.eval_shape(tx.update, params, tx.init(params), params)
