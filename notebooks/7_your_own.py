@@ -218,6 +218,7 @@ import test_halting
 
 test_families.SMALL["confident"] = {"width": 16, "num_heads": 2, "num_loops": 2}
 test_families.VALUES["threshold"] = (0.5,)
+test_families.LAST_IS_UNLIKE.add("confident")  # All tokens halt there.
 chances = jax.random.uniform(jax.random.key(0), (12, 50))
 test_halting.test_weights_are_a_distribution(Confident(0.9), chances)
 print("passed: test_weights_are_a_distribution")

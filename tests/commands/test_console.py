@@ -72,6 +72,7 @@ loopjax.__main__.main()
     (["table", "runs/a"], ["loopjax.report.table", "runs/a"]),
     (["fit", "--help"], ["loopjax.fit", "--help"]),
     (["analysis", "runs/a"], ["loopjax.analysis.multihop", "runs/a"]),
+    (["dynamics", "runs/a"], ["loopjax.library.dynamics", "runs/a"]),
     (["generate", "--chat"], ["loopjax.generate", "--chat"]),
     (["play", "runs/a"], ["loopjax.play", "runs/a"]),
     (["serve", "--port=1"], ["loopjax.serve", "--port=1"]),
@@ -89,7 +90,7 @@ def test_without_a_word_it_says_which_there_are(
   assert start(monkeypatch, *arguments) == 0
   assert not started
   said = capsys.readouterr().out
-  assert len(said.splitlines()) == 11
+  assert len(said.splitlines()) == 12
   assert max(map(len, said.splitlines())) <= 80
   for word in (*console._WORDS, "zoo:sudoku_nine", "--config=sudoku_utm"):
     assert word in said
@@ -105,7 +106,7 @@ def test_another_word_is_a_mistake(monkeypatch, started, capsys):
   assert (start(monkeypatch, "dance"), started) == (2, [])
   assert capsys.readouterr().err == (
     "error: unknown command 'dance'; expected one of train, score, describe,"
-    " sweep, report, table, fit, analysis, generate, hub, serve,"
+    " sweep, report, table, fit, analysis, dynamics, generate, hub, serve,"
     " play, zoo\n"
   )
   start(monkeypatch, "swep")

@@ -650,10 +650,13 @@ def test_scores_of_other_settings_are_not_the_sweeps(
   assert sweep_depth(there) == 0
   plan = (tmp_path / "sweep-depth.json").read_text()
   capsys.readouterr()
-  for setting, other in (("num_loops=0", 9), ("start_noise=0.0", 0.5)):
-    change = f"--config.eval.{setting.partition('=')[0]}={other}"
+  for setting, changes in (
+    ("num_loops=0", ["num_loops=9"]),
+    ("num_starts=1", ["num_starts=4", "start_noise=0.5"]),
+  ):
+    changed = [f"--config.eval.{change}" for change in changes]
     for more in ([], ["--dry_run"]):
-      assert sweep_depth(there, change, *more) == 2
+      assert sweep_depth(there, *changed, *more) == 2
       said = capsys.readouterr()
       assert f"is complete, scored with eval.{setting}; use" in said.err
       assert "complete  " not in said.out
