@@ -4,9 +4,10 @@
 
 Source: arXiv 2604.21999, section 4.1. Presets:
 
-  tiny    6x6 boards, 3 minutes on 2 CPU cores. Exact match 0.967 (seed 0, which
-          the search used), 7.4 of 12 loops per token; without the penalty on
-          loops 0.959, 0.969, 0.964 in three new seeds: docs/results.md.
+  tiny    6x6 boards, 5 minutes on 2 CPU cores beside other work. Exact match
+          0.967 (seed 0, which the search used), 7.4 of 12 loops per token;
+          without the penalty on loops 0.959, 0.969, 0.964 in three new seeds:
+          docs/results.md.
   nine    9x9 boards, 34 minutes on a CPU core. Exact match 0.947 to 0.971
           without guesses, 0.601 to 0.649 over all ratings: docs/results.md.
   extreme trains `zoo:sudoku_nine` further on Sudoku-Extreme; not run. On other

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -137,7 +138,8 @@ def act(tmp_path, monkeypatch, capsys):
     file = tmp_path / "runs" / "results.jsonl"
     before = len(file.read_text().splitlines()) if file.exists() else 0
     here = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "back")]
-    here += ["--plan", str(tmp_path / "PLAN.md")]
+    if not any(word.startswith("--plan") for word in words):
+      here += ["--plan", str(tmp_path / "PLAN.md")]
     monkeypatch.setattr("sys.argv", ["plan.py", *words, *here])
     status = main()
     lines = file.read_text().splitlines() if file.exists() else []
@@ -195,3 +197,62 @@ def test_weights_that_are_too_large_stay(act, tmp_path):
   names = names_in(parts)
   assert "a/summary.json" in names
   assert not [name for name in names if "checkpoints/" in name]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+  (["next", "--only", "long", "shrot"], "shrot is none of long, short, wrong"),
+  (["list", "--only", "lnog"], "lnog is none of long, short, wrong"),
+  (["next", "--minutes=-3"], "--minutes=-3: must be positive"),
+  (["next", "--part=0"], "--part=0: must be positive"),
+  (["next", "--only"], "--only: expected at least one argument"),
+  (["list", "--plan=/nope"], "/nope: No such file or directory"),
+  (["list", f"--plan={ROOT / 'README.md'}"], "README.md: has no experiments"),
+])  # fmt: skip
+def test_mistakes_are_one_line(words, said, act, tmp_path, capsys):
+  with pytest.raises(SystemExit, match="^2$"):
+    act(*words)
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: ") and said in line
+  assert not (tmp_path / "back").exists()
+
+
+def test_a_line_that_was_half_written_is_dropped(act, tmp_path):
+  (tmp_path / "runs").mkdir()
+  file = tmp_path / "runs" / "results.jsonl"
+  row = {"experiment": "long", "status": "done", "seconds": 1.0}
+  file.write_text(json.dumps(row) + '\n{"experiment": "sho')
+  listed = act("list", "--only", "long", "short")[2].out.splitlines()
+  assert [line.split()[:2] for line in listed] == [
+    ["long", "done,"], ["short", "open"],
+  ]  # fmt: skip
+  act("next", "--only", "short")
+  rows = [json.loads(line) for line in file.read_text().splitlines()]
+  assert [row["experiment"] for row in rows] == ["long", "short"]
+
+
+def test_packages_come_from_a_folder(tmp_path, monkeypatch, capsys):
+  """Those that experiments import; JAX and what it brings are there."""
+  module = runpy.run_path(str(DEVICE / "plan.py"))
+  monkeypatch.setitem(module["install"].__globals__, "ROOT", tmp_path)
+  (tmp_path / "wheels").mkdir()
+  shutil.copy(ROOT / "setup.cfg", tmp_path)
+  asked = []
+
+  def pip(command, **_):
+    asked.extend(command[command.index(f"--find-links={tmp_path}/wheels") :])
+    error = "WARNING: slow\nERROR: No matching distribution found for flax\n"
+    return subprocess.CompletedProcess(command, 1, stderr=error)
+
+  monkeypatch.setattr(subprocess, "run", pip)
+  with pytest.raises(SystemExit, match="^2$"):
+    module["install"]()
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: not all packages are found in")
+  assert line.endswith("wheels: No matching distribution found for flax")
+  asked = {re.match(r"\w[\w-]*", x)[0].lower() for x in asked[1:]}
+  assert not asked & {"pandas", "markdown-it-py", "scipy"}
+  (command,) = re.findall(
+    r"(?m)^    pip download .*", (DEVICE / "PLAN.md").read_text()
+  )
+  named = re.findall(r" '?([a-z][\w-]*)", command.partition("-d wheels")[2])
+  assert asked - {"jax", "numpy"} <= set(named)

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -36,6 +36,21 @@ _KEPT = ("status", "steps", "wall_seconds", "parameters", "digest", "devices")
 _SAVING = 40  # Seconds that commands have to save and end.
 # Exit statuses of what is complete, preempted, or ended by a signal.
 _ENDED = (0, 4, -signal.SIGTERM)
+# Requirements of the package that no experiment imports, or that JAX brings.
+_OTHERS = ("markdown-it-py", "pandas", "scipy")
+
+
+def fail(message: str) -> NoReturn:
+  """Ends the program with one line: a mistake by the user."""
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(2)
+
+
+class Parser(argparse.ArgumentParser):
+  """Says only what is wrong."""
+
+  def error(self, message: str) -> NoReturn:
+    fail(message)
 
 
 class Block(NamedTuple):
@@ -61,7 +76,13 @@ class Experiment(NamedTuple):
 
 def read(path: pathlib.Path) -> list[Experiment]:
   """The experiments of a plan, in order."""
-  parts = re.split(r"(?m)^## \d+\. ", path.read_text("utf-8"))[1:]
+  try:
+    text = path.read_text("utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    fail(f"{path}: {getattr(error, 'strerror', None) or error}")
+  parts = re.split(r"(?m)^## \d+\. ", text)[1:]
+  if not parts:
+    fail(f"{path}: has no experiments, headings such as '## 1. name: title'")
   return [_experiment(part) for part in parts]
 
 
@@ -112,19 +133,25 @@ def completed(line: str, options) -> bool:
   return bool(runs) and all(result(x)["status"] == "completed" for x in runs)
 
 
+def rows_of(path: pathlib.Path) -> list[dict]:
+  """The rows of a file; a killed run's last line may be incomplete."""
+  return [json.loads(line) for line in _whole(path)]
+
+
+def _whole(path: pathlib.Path) -> list[bytes]:
+  data = path.read_bytes() if path.exists() else b""
+  return [line for line in data.splitlines(True) if line.endswith(b"\n")]
+
+
 def result(path: pathlib.Path):
   """What an output says: the summary of a run, or rows of JSON."""
   if path.suffix == ".jsonl":
-    text = path.read_text("utf-8") if path.exists() else ""
-    return [json.loads(x) for x in text.splitlines(True) if x.endswith("\n")]
+    return rows_of(path)
   if (path / "summary.json").exists():
     summary = json.loads((path / "summary.json").read_text("utf-8"))
     found = {key: summary.get(key) for key in _KEPT}
     return found | {"metrics": summary["metrics"]}
-  rows = path / "metrics.jsonl"
-  text = rows.read_text("utf-8") if rows.exists() else ""
-  lines = [json.loads(x) for x in text.splitlines(True) if x.endswith("\n")]
-  last = {row["split"]: row for row in lines}
+  last = {row["split"]: row for row in rows_of(path / "metrics.jsonl")}
   return {"status": "open", "last": last}
 
 
@@ -237,14 +264,22 @@ def _said(command: list[str]) -> str:
 
 
 def install() -> None:
-  """Installs what is missing, from the folder wheels/ if there is one."""
+  """Installs what experiments miss, from the folder wheels/ if there is one."""
   parser = configparser.ConfigParser()
   parser.read(ROOT / "setup.cfg", "utf-8")
-  needed = parser["options"]["install_requires"].split("\n")
+  needed = parser["options"]["install_requires"].strip().split("\n")
+  needed = [line for line in needed if not line.startswith(_OTHERS)]
   wheels = ROOT / "wheels"
   local = ["--no-index", f"--find-links={wheels}"] if wheels.exists() else []
   pip = [sys.executable, "-m", "pip", "install", "-q", *local]
-  subprocess.run([*pip, *filter(None, needed), "pytest"], check=True)
+  # The kernels' examples import pytest.
+  done = subprocess.run(
+    [*pip, *needed, "pytest"], stderr=subprocess.PIPE, text=True, check=False
+  )
+  if done.returncode:
+    last = re.findall(r"(?m)^ERROR: (.*)", done.stderr) or [done.stderr.strip()]
+    place = f"in {wheels}" if local else "by pip"
+    fail(f"not all packages are found {place}: {last[-1]}")
 
 
 class Parts:
@@ -337,8 +372,7 @@ def record(options) -> list[dict]:
   """All rows: those of the repository, then those of --runs."""
   files = [options.plan.with_name("results.jsonl")]
   files += [options.runs / "results.jsonl"]
-  texts = [file.read_text("utf-8") for file in files if file.exists()]
-  rows = [json.loads(line) for text in texts for line in text.splitlines()]
+  rows = [row for file in files for row in rows_of(file)]
   return [row for row in rows if row.get("toy", False) == options.toy]
 
 
@@ -355,6 +389,8 @@ def show(options) -> int:
   """Prints every experiment and where it stands."""
   found = states(options)
   for experiment in read(options.plan):
+    if options.only and experiment.name not in options.only:
+      continue
     rows = found[experiment.name]
     seconds = sum(row["seconds"] for row in rows)
     state = rows[-1]["status"] if rows else "open"
@@ -386,8 +422,10 @@ def go_on(options) -> int:
     row |= {"left_out": left_out} if left_out else {}
     row |= {"toy": True} if options.toy else {}
     file = options.runs / "results.jsonl"
-    with file.open("a", encoding="utf-8") as lines:
-      lines.write(json.dumps(row) + "\n")
+    size = sum(map(len, _whole(file)))
+    with file.open("ab") as lines:
+      lines.truncate(size)
+      lines.write(json.dumps(row).encode() + b"\n")
     if options.out != options.runs:
       shutil.copy(file, options.out)
     failed |= row["status"] == "failed"
@@ -397,12 +435,12 @@ def go_on(options) -> int:
 
 def main() -> int:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends commands.
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = Parser(description=__doc__.splitlines()[0])
   actions = {"list": show, "next": go_on}
   parser.add_argument("action", choices=actions)
   parser.add_argument("--minutes", type=float, default=9.0)
   parser.add_argument(
-    "--only", nargs="*", default=[], help="names, done or not"
+    "--only", nargs="+", default=[], help="names, done or not"
   )
   parser.add_argument("--runs", type=pathlib.Path, default=ROOT / RUNS)
   parser.add_argument("--out", type=pathlib.Path, help="what is to be kept")
@@ -411,6 +449,13 @@ def main() -> int:
   parser.add_argument("--plan", type=pathlib.Path, default=HERE / "PLAN.md")
   parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
   options = parser.parse_args()
+  known = [experiment.name for experiment in read(options.plan)]
+  for name in options.only:
+    if name not in known:
+      fail(f"--only: {name} is none of {', '.join(known)}")
+  for name in ("minutes", "part"):
+    if not getattr(options, name) > 0:
+      fail(f"--{name}={getattr(options, name):g}: must be positive")
   options.runs = options.runs.absolute()
   options.out = (options.out or options.runs).absolute()
   return actions[options.action](options)

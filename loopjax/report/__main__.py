@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
   if out is None and len(workdirs) > 1:
     raise UserError("--out=FOLDER is required with several work directories")
   out = out or zoo.output(workdirs[0])
+  if out.is_file():
+    raise UserError(f"{out}: is a file; --out=FOLDER is required")
   found = runs_lib.collect([zoo.located(path) for path in workdirs])
   runs = runs_lib.each_once(*found)
   runs_lib.check_readable(runs)

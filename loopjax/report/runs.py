@@ -292,7 +292,8 @@ def _read_plan(path: pathlib.Path) -> Plan:
       ],
     )
   except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{path}: is not a list of runs: {error!r}") from error
+    said = f"has no {error}" if isinstance(error, KeyError) else repr(error)
+    raise UserError(f"{path}: is not a list of runs: {said}") from error
 
 
 def _kept_run(directory: pathlib.Path, item: Mapping[str, Any]) -> Run:

@@ -290,6 +290,10 @@ def test_what_cannot_be_kept_is_one_line(runs, tmp_path, refusal):
     workdir_lib.write_json(other, content)
     with pytest.raises(UserError, match="is not a list of runs"):
       keep.keep(runs, other)
+  said = refusal(report.main, [str(other), f"--out={tmp_path / 'page'}"])
+  assert "b.runs.json: is not a list of runs: has no 'items'" in said
+  said = refusal(report.main, [str(other)])
+  assert "b.runs.json: is a file; --out=FOLDER is required" in said
 
 
 def test_a_run_of_an_unknown_revision_is_refused(
