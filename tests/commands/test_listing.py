@@ -26,7 +26,7 @@ def test_a_preset_says_what_it_is(monkeypatch):
   lines = describe.listing().partition("configs/sudoku_utm.py")[2].splitlines()
   assert lines[0].startswith(": UTM on Sudoku: memory tokens")
   tiny = next(line for line in lines if line.startswith("  :tiny"))
-  assert tiny.startswith("  :tiny     6x6 boards, 3 minutes on 2 CPU cores.")
+  assert tiny.startswith("  :tiny     6x6 boards, 5 minutes on 2 CPU cores ")
 
 
 @pytest.mark.parametrize(

@@ -158,9 +158,11 @@ def spoil_data(monkeypatch, first, last):
   """Batches first .. last of training contain a NaN."""
   iterate = pipeline.iterate
 
-  def spoiling(batches, start=0, num_threads=2):
-    for index, batch in enumerate(iterate(batches, start, num_threads), start):
-      yield spoiled(batch) if first <= index <= last else batch
+  def spoiling(batches, *args, **options):
+    spoilt = batches.map_with_index(
+      lambda index, batch: spoiled(batch) if first <= index <= last else batch
+    )
+    return iterate(spoilt, *args, **options)
 
   monkeypatch.setattr(train_loop.pipeline, "iterate", spoiling)
 
