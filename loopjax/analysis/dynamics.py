@@ -335,12 +335,10 @@ def _positions(
   settings = model.about.settings
   batch = {name: x[:_PROBED] for name, x in batch.items()}
   shapes = jax.eval_shape(lambda: jacobian.watched(model, batch, num_loops)[1])
-  sizes = {x.shape[:4] for x in jax.tree.leaves(shapes) if x.ndim == 5}
-  if len(sizes) != 1 or len(jax.tree.leaves(shapes)) != sum(
-    x.ndim == 5 for x in jax.tree.leaves(shapes)
-  ):
+  leaves = jax.tree.leaves(shapes)
+  if {x.ndim for x in leaves} != {5} or len({x.shape[:4] for x in leaves}) > 1:
     return []
-  ((pieces, _, rows, length),) = sizes
+  pieces, _, rows, length = leaves[0].shape[:4]
   if pieces > 1:
     return []
   places = np.unique(np.linspace(0, length - 1, min(length, _PLACES)).round())

@@ -124,6 +124,15 @@ def test_records_are_those_of_the_states_and_read_outs():
   assert all(x["noise/state"] > 0 for x in found.positions)
 
 
+def test_the_table_counts_settled_and_right():
+  kinds = [("settles", True), ("settles", True), ("drifts", True)]
+  kinds += [("cycles", False), ("settles", False), ("undecided", False)]
+  rows = [{"verdict": verdict, "right": right} for verdict, right in kinds]
+  assert boards()[2]._replace(examples=rows).table() == {
+    (True, True): 2, (True, False): 1, (False, True): 1, (False, False): 2,
+  }  # fmt: skip
+
+
 def changes(first, later=None):
   """Changes over one and two loops, [2, 64]."""
   return np.stack([first, later if later is not None else 2 * first])
